@@ -1,0 +1,45 @@
+# Thin: every step is a script or a CMake preset that can be run by itself.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test bench format lint clean deps debug release asan tsan
+
+# Your own llama.cpp: make demo KVTAMP_LLAMA_DIR=/path/to/llama.cpp
+llama = llama=$${KVTAMP_LLAMA_DIR:-$$(scripts/fetch llama.cpp)}
+
+help: ## this list
+	@sed -nE 's/^([a-z]+):[^#]*## (.*)/make \1\t\2/p' Makefile | expand -t 16
+
+demo: release ## a long document and a question, through llama.cpp's own cache and through kvtamp
+	@$(llama); scripts/fetch smollm2 >/dev/null; KVTAMP_LLAMA_DIR="$$llama" python3 scripts/demo.py
+
+test: release ## all tests, then the unit tests again under AddressSanitizer and UBSan
+	@scripts/fetch smollm2 >/dev/null
+	@ctest --preset release
+	@$(MAKE) --no-print-directory asan
+	@ctest --preset asan
+
+bench: release ## the benchmarks of build/release/bin
+	@shopt -s nullglob; benches=(build/release/bin/bench_*); \
+	(($${#benches[@]})) || { echo "no benchmarks were built" >&2; exit 1; }; \
+	for bench in "$${benches[@]}"; do echo "== $${bench##*/}"; "$$bench"; done
+
+format: ## clang-format on every C++ file
+	@scripts/deps --lint
+	@git ls-files -zco --exclude-standard '*.cc' '*.h' | xargs -0r clang-format -i
+
+lint: release ## clang-format and clang-tidy, changing nothing
+	@scripts/deps --lint
+	@git ls-files -zco --exclude-standard '*.cc' '*.h' | xargs -0r clang-format --dry-run -Werror
+	@run-clang-tidy -quiet -p build/release
+
+clean: ## removes build/ (what was fetched stays in the cache)
+	@rm -rf build
+
+deps:
+	@scripts/deps
+
+debug release asan tsan: deps
+	@$(llama); cmake --preset $@ -DKVTAMP_LLAMA_DIR="$$llama"
+	@cmake --build --preset $@

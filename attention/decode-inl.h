@@ -1,0 +1,347 @@
+// Decode: a few query rows against a run of pages, on the codes themselves. Per-target header.
+//
+// Per page: mask -> scores of all rows -> running softmax -> weighted sum of V. Everything a page
+// needs is done before the next is touched, so it is read from memory once.
+#if defined(KVTAMP_ATTENTION_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVTAMP_ATTENTION_DECODE_INL_H_
+#undef KVTAMP_ATTENTION_DECODE_INL_H_
+#else
+#define KVTAMP_ATTENTION_DECODE_INL_H_
+#endif
+
+#include "attention/dots-inl.h"
+#include "attention/f16-inl.h"
+#include "attention/grid-inl.h"
+#include "attention/softmax-inl.h"
+#include "attention/unit.h"
+
+KVTAMP_BEFORE_VNNI();
+namespace kvtamp::attention {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+inline constexpr std::uint32_t kHeadsAtOnce = 4;  // rows that share one pass over a page
+
+struct DecodeScratchLayout {
+  float* q;             // [rows, dim_k up to 16], times the scale
+  float* q_mean;        // [rows] q . mean
+  float* slope;         // [rows]
+  float* max;           // [rows]
+  float* sum;           // [rows, 16] by lane
+  float* acc;           // [rows, dim_v up to 16], model's basis
+  float* acc_rotated;   // the same, rotated basis
+  float* score;         // [rows, kMaxPageSize], then weights
+  float* mask;          // [rows, kMaxPageSize] what to add, by token (or row)
+  half_t* mask_row;     // [kMaxPageSize]
+  float* grid;          // K: scale and centre, [2, dim_k up to 16]; V: scales, [groups, kMaxPageSize]
+  std::uint8_t* folded; // [kHeadsAtOnce]
+  std::int32_t* ints;   // [kHeadsAtOnce, kMaxPageSize]
+  std::size_t folded_stride;
+
+  DecodeScratchLayout(Arena& arena, const Layer& layer, std::uint32_t rows) {
+    const std::uint32_t dk = RoundUp(layer.dim_k, 16), dv = RoundUp(layer.dim_v, 16);
+    q = arena.Take<float>(std::size_t{rows} * dk);
+    q_mean = arena.Take<float>(rows);
+    slope = arena.Take<float>(rows);
+    max = arena.Take<float>(rows);
+    sum = arena.Take<float>(std::size_t{rows} * 16);
+    acc = arena.Take<float>(std::size_t{rows} * dv);
+    acc_rotated = arena.Take<float>(std::size_t{rows} * dv);
+    score = arena.Take<float>(std::size_t{rows} * codec::kMaxPageSize);
+    mask = arena.Take<float>(std::size_t{rows} * codec::kMaxPageSize);
+    mask_row = arena.Take<half_t>(codec::kMaxPageSize);
+    grid = arena.Take<float>(std::max<std::size_t>(2 * dk, codec::kMaxPageSize));
+    folded_stride = FoldedBytes(std::max(dk, codec::kMaxPageSize));
+    folded = arena.Take<std::uint8_t>(kHeadsAtOnce * folded_stride);
+    ints = arena.Take<std::int32_t>(kHeadsAtOnce * codec::kMaxPageSize);
+  }
+};
+
+// The rows of a unit that see something of the current page.
+struct Active {
+  std::uint32_t n = 0;
+  std::uint8_t row[kMaxDecodeRows];
+  const float* mask[kMaxDecodeRows];  // null: all padded rows open
+};
+
+template <int kHeads>
+HWY_INLINE void ScoreCoded(const Layer& layer, const Page& page, const std::uint8_t* k,
+                           const DecodeScratchLayout& s, const std::uint8_t* rows) {
+  const std::uint32_t dk = RoundUp(layer.dim_k, 16);
+  const float* q[kHeads];
+  std::uint8_t* folded[kHeads];
+  std::int32_t* ints[kHeads];
+  for (int h = 0; h < kHeads; ++h) {
+    q[h] = s.q + std::size_t{rows[h]} * dk;
+    folded[h] = s.folded + h * s.folded_stride;
+    ints[h] = s.ints + h * codec::kMaxPageSize;
+  }
+  float step[4], centre[4];
+  std::int32_t sum[4];
+  Fold<kHeads, true>(q, s.grid, s.grid + dk, dk, folded, step, centre, sum);
+  KDots<kHeads>(page.k_coding, k + 2 * layer.dim_k, layer.page_size, layer.dim_k, folded, ints);
+  const hn::ScalableTag<float> d;
+  const hn::ScalableTag<std::int32_t> di;
+  const float mid = MidCode(page.k_coding);
+  for (int h = 0; h < kHeads; ++h) {
+    // Centred at the mid code: what rounding took from q's part in the constant term stays exact.
+    const auto base = hn::Set(d, centre[h] + s.q_mean[rows[h]] - step[h] * mid * static_cast<float>(sum[h]));
+    const auto factor = hn::Set(d, step[h]);
+    float* out = s.score + std::size_t{rows[h]} * codec::kMaxPageSize;
+    for (std::uint32_t t = 0; t < page.rows; t += static_cast<std::uint32_t>(hn::Lanes(d))) {
+      hn::Store(hn::MulAdd(hn::ConvertTo(d, hn::Load(di, ints[h] + t)), factor, base), d, out + t);
+    }
+  }
+}
+
+HWY_INLINE void Scores(const Layer& layer, const Page& page, std::uint32_t head_kv,
+                       const DecodeScratchLayout& s, const Active& active) {
+  const std::uint32_t dk = RoundUp(layer.dim_k, 16);
+  if (page.k == nullptr) {
+    for (std::uint32_t i = 0; i < active.n; ++i) {
+      std::fill_n(s.score + std::size_t{active.row[i]} * codec::kMaxPageSize, RoundUp(page.rows, 16), 0.0f);
+    }
+    return;
+  }
+  const std::uint8_t* k = page.k;
+  const bool coded = page.k_coding != codec::Coding::kF16;
+  if (coded) {
+    k += head_kv * codec::EncodedBytes(page.k_coding, {layer.page_size, layer.dim_k, 0}).total;
+    KGrid(page.k_coding, k, layer.dim_k, s.grid, s.grid + dk);
+  } else {
+    k += std::size_t{head_kv} * layer.dim_k * sizeof(half_t);
+  }
+  for (std::uint32_t i = 0; i < active.n; i += kHeadsAtOnce) {
+    const std::uint8_t* rows = active.row + i;
+    if (coded) {
+      switch (std::min(kHeadsAtOnce, active.n - i)) {
+        case 1: ScoreCoded<1>(layer, page, k, s, rows); break;
+        case 2: ScoreCoded<2>(layer, page, k, s, rows); break;
+        case 3: ScoreCoded<3>(layer, page, k, s, rows); break;
+        default: ScoreCoded<4>(layer, page, k, s, rows);
+      }
+    } else {
+      const float* q[kHeadsAtOnce];
+      float* out[kHeadsAtOnce];
+      const std::uint32_t n = std::min(kHeadsAtOnce, active.n - i);
+      for (std::uint32_t h = 0; h < n; ++h) {
+        q[h] = s.q + std::size_t{rows[h]} * dk;
+        out[h] = s.score + std::size_t{rows[h]} * codec::kMaxPageSize;
+      }
+      F16Scores(reinterpret_cast<const half_t*>(k), std::size_t{layer.n_head_kv} * layer.dim_k, layer.dim_k,
+                page.rows, n, q, out);
+    }
+  }
+}
+
+// Scores to weights, in place; running maximum and sum; rescales what was accumulated if the maximum
+// moved. Weights of rows that are not attended are 0, up to the page size.
+HWY_INLINE void Softmax(const Layer& layer, const Params& params, const Page& page,
+                        const DecodeScratchLayout& s, std::uint32_t r, const float* mask) {
+  const hn::ScalableTag<float> d;
+  const std::uint32_t lanes = static_cast<std::uint32_t>(hn::Lanes(d));
+  const std::uint32_t padded = RoundUp(page.rows, 16);
+  float* score = s.score + std::size_t{r} * codec::kMaxPageSize;
+  const auto neg_inf = hn::Set(d, kNegInf), cap = hn::Set(d, params.softcap);
+  const auto slope = hn::Set(d, s.slope[r]);
+  auto max = neg_inf;
+  for (std::uint32_t t = 0; t < padded; t += lanes) {
+    auto x = hn::Load(d, score + t);
+    if (params.softcap != 0) x = SoftCap(d, x, cap);
+    if (mask != nullptr) {  // selects, since a dead row's score may be NaN
+      const auto m = hn::Load(d, mask + t);
+      x = hn::IfThenElse(hn::Eq(m, neg_inf), neg_inf, hn::MulAdd(slope, m, x));
+    }
+    hn::Store(x, d, score + t);
+    max = hn::Max(max, x);
+  }
+  auto top = hn::Set(d, s.max[r]);
+  float* sums = s.sum + std::size_t{r} * 16;
+  if (!hn::AllFalse(d, hn::Gt(max, top))) {  // rare after the first pages
+    const float page_max = hn::GetLane(hn::MaxOfLanes(d, max));
+    const float factor = s.max[r] == kNegInf ? 0.0f : std::exp(s.max[r] - page_max);
+    s.max[r] = page_max;
+    top = hn::Set(d, page_max);
+    const std::uint32_t dv = RoundUp(layer.dim_v, 16);
+    ScaleBy(sums, 16, factor);
+    ScaleBy(s.acc + std::size_t{r} * dv, dv, factor);
+    if (layer.v_hadamard) ScaleBy(s.acc_rotated + std::size_t{r} * dv, dv, factor);
+  }
+  if (s.max[r] == kNegInf) top = hn::Zero(d);  // nothing yet: all weights 0, not exp(-inf - -inf)
+  auto sum = hn::Load(d, sums);
+  for (std::uint32_t t = 0; t < padded; t += lanes) {
+    const auto p = Exp(d, hn::Sub(hn::Load(d, score + t), top));
+    sum = hn::Add(sum, p);
+    hn::Store(p, d, score + t);
+  }
+  hn::Store(sum, d, sums);
+  std::fill(score + padded, score + layer.page_size, 0.0f);
+}
+
+template <int kHeads>
+HWY_INLINE void AccumulateCoded(const Layer& layer, const Page& page, const std::uint8_t* v, float* acc,
+                                const DecodeScratchLayout& s, const std::uint8_t* rows) {
+  const std::uint32_t dv = RoundUp(layer.dim_v, 16), group = layer.v_group, page_size = layer.page_size;
+  const float* p[kHeads];
+  std::uint8_t* folded[kHeads];
+  std::int32_t* ints[kHeads];
+  for (int h = 0; h < kHeads; ++h) {
+    p[h] = s.score + std::size_t{rows[h]} * codec::kMaxPageSize;
+    folded[h] = s.folded + h * s.folded_stride;
+    ints[h] = s.ints + h * codec::kMaxPageSize;
+  }
+  const std::uint8_t* codes = v + layer.dim_v / group * page_size;
+  const std::size_t block_bytes = BlockBytes(page.v_coding, page_size);
+  const hn::ScalableTag<float> d;
+  const hn::ScalableTag<std::int32_t> di;
+  const std::uint32_t lanes = static_cast<std::uint32_t>(hn::Lanes(d));
+  for (std::uint32_t g = 0; g < layer.dim_v / group; ++g) {
+    VGrid(v + g * page_size, page_size, s.grid);
+    float step[4];
+    Fold<kHeads, false>(p, s.grid, nullptr, page_size, folded, step, nullptr, nullptr);
+    const std::uint32_t first = g * group, end = first + group, end_block = (end + 15) / 16;
+    for (std::uint32_t block = first / 16; block < end_block; block += kBlocksAtOnce) {
+      const std::uint32_t n = std::min(kBlocksAtOnce, end_block - block), c0 = block * 16, c1 = c0 + n * 16;
+      VDots<kHeads>(page.v_coding, codes + block * block_bytes, n, page_size, folded, ints);
+      for (int h = 0; h < kHeads; ++h) {
+        float* out = acc + std::size_t{rows[h]} * dv;
+        if (first <= c0 && c1 <= end) {
+          const auto factor = hn::Set(d, step[h]);
+          for (std::uint32_t c = 0; c < n * 16; c += lanes) {
+            const auto x = hn::ConvertTo(d, hn::Load(di, ints[h] + c));
+            hn::Store(hn::MulAdd(x, factor, hn::Load(d, out + c0 + c)), d, out + c0 + c);
+          }
+        } else {  // a block straddles two groups, or ends the head
+          for (std::uint32_t c = std::max(first, c0); c < std::min(end, c1); ++c) {
+            out[c] += step[h] * static_cast<float>(ints[h][c - c0]);
+          }
+        }
+      }
+    }
+  }
+}
+
+HWY_INLINE void Accumulate(const Layer& layer, const Page& page, std::uint32_t head_kv, bool masks_differ,
+                           const DecodeScratchLayout& s, const Active& active) {
+  if (page.v == nullptr) return;
+  const std::uint32_t dv = RoundUp(layer.dim_v, 16);
+  const bool coded = page.v_coding != codec::Coding::kF16;
+  const std::uint8_t* v =
+      page.v + head_kv * (coded ? codec::EncodedBytes(page.v_coding, {layer.page_size, layer.dim_v, layer.v_group}).total
+                                : layer.dim_v * sizeof(half_t));
+  for (std::uint32_t i = 0; i < active.n; i += kHeadsAtOnce) {
+    const std::uint8_t* rows = active.row + i;
+    const std::uint32_t n = std::min(kHeadsAtOnce, active.n - i);
+    if (coded) {
+      float* acc = layer.v_hadamard ? s.acc_rotated : s.acc;
+      switch (n) {
+        case 1: AccumulateCoded<1>(layer, page, v, acc, s, rows); break;
+        case 2: AccumulateCoded<2>(layer, page, v, acc, s, rows); break;
+        case 3: AccumulateCoded<3>(layer, page, v, acc, s, rows); break;
+        default: AccumulateCoded<4>(layer, page, v, acc, s, rows);
+      }
+    } else {
+      const float* p[kHeadsAtOnce];
+      float* acc[kHeadsAtOnce];
+      for (std::uint32_t h = 0; h < n; ++h) {
+        p[h] = s.score + std::size_t{rows[h]} * codec::kMaxPageSize;
+        acc[h] = s.acc + std::size_t{rows[h]} * dv;
+      }
+      F16Accumulate(reinterpret_cast<const half_t*>(v), std::size_t{layer.n_head_kv} * layer.dim_v, layer.dim_v,
+                    page.rows, n, p, acc, masks_differ);
+    }
+  }
+}
+
+// Which rows of the unit see something of the page, and their masks as floats where one is needed.
+HWY_INLINE void FindActive(const Unit& unit, const Page& page, const OpenRows& open,
+                           const DecodeScratchLayout& s, Active& active) {
+  const Job& job = *unit.job;
+  const std::uint32_t padded = RoundUp(page.rows, 16);
+  const bool holes = open.count != padded;
+  active.n = 0;
+  MaskClass cls = MaskClass::kOpen;
+  const float* mask = nullptr;
+  for (std::uint32_t r = 0; r < unit.rows; ++r) {
+    // A token's heads share the mask unless it has heads of its own.
+    const bool again = r > 0 && job.mask_head_stride == 0 && unit.token(r) == unit.token(r - 1);
+    if (!again && (job.mask != nullptr || r == 0)) {
+      const half_t* m = nullptr;
+      if (job.mask != nullptr) {
+        m = MaskRow(page, open, job.mask + unit.token(r) * job.mask_tok_stride + unit.head(r) * job.mask_head_stride,
+                    s.mask_row);
+        cls = Classify(page, open, m);
+      }
+      mask = nullptr;
+      if (cls == MaskClass::kMixed || (cls == MaskClass::kOpen && holes)) {
+        float* f = s.mask + std::size_t{r} * codec::kMaxPageSize;
+        MaskToFloat(open, cls == MaskClass::kMixed ? m : nullptr, padded, f);
+        mask = f;
+      }
+    }
+    if (cls == MaskClass::kShut) continue;
+    active.row[active.n] = static_cast<std::uint8_t>(r);
+    active.mask[active.n++] = mask;
+  }
+}
+
+void DecodeUnit(const Unit& unit, std::uint8_t* scratch, float* result) {
+  const Layer& layer = *unit.layer;
+  const Params& params = *unit.params;
+  const std::uint32_t dk = RoundUp(layer.dim_k, 16), dv = RoundUp(layer.dim_v, 16);
+  Arena arena(scratch);
+  const DecodeScratchLayout s(arena, layer, unit.rows);
+  const float scale = params.softcap != 0 ? params.scale / params.softcap : params.scale;
+  for (std::uint32_t r = 0; r < unit.rows; ++r) {
+    float* q = s.q + std::size_t{r} * dk;
+    const float* from = unit.q(r);
+    for (std::uint32_t c = 0; c < dk; ++c) q[c] = c < layer.dim_k ? from[c] * scale : 0.0f;
+    s.q_mean[r] = 0;
+    if (layer.k_mean != nullptr) {
+      const float* mean = layer.k_mean + std::size_t{unit.head_kv} * layer.dim_k;
+      double sum = 0;
+      for (std::uint32_t c = 0; c < layer.dim_k; c += 8) {  // eight chains: one alone is slow
+        float part[8];
+        for (std::uint32_t i = 0; i < 8; ++i) part[i] = q[c + i] * mean[c + i];
+        sum += ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+      }
+      s.q_mean[r] = static_cast<float>(sum);
+    }
+    s.slope[r] = Slope(unit.head(r), params.n_head, params.max_bias);
+    s.max[r] = kNegInf;
+  }
+  std::fill_n(s.sum, unit.rows * 16, 0.0f);
+  std::fill_n(s.acc, unit.rows * dv, 0.0f);
+  std::fill_n(s.acc_rotated, unit.rows * dv, 0.0f);
+
+  const bool masks_differ =
+      unit.job->mask_head_stride != 0 || unit.token(0) != unit.token(unit.rows - 1);
+  Active active;
+  for (std::uint32_t i = unit.page0; i < unit.page1; ++i) {
+    const Page& page = unit.job->pages[i];
+    const OpenRows open = OpenRowsOf(page, unit.job->n_kv);
+    if (open.count == 0) continue;
+    FindActive(unit, page, open, s, active);
+    if (active.n == 0) continue;
+    Scores(layer, page, unit.head_kv, s, active);
+    for (std::uint32_t a = 0; a < active.n; ++a) Softmax(layer, params, page, s, active.row[a], active.mask[a]);
+    Accumulate(layer, page, unit.head_kv, masks_differ, s, active);
+  }
+
+  for (std::uint32_t r = 0; r < unit.rows; ++r) {
+    const Partial out{result + std::size_t{r} * PartialStride(layer)};
+    out.max() = s.max[r];
+    out.sum() = 0;
+    for (std::uint32_t i = 0; i < 16; ++i) out.sum() += s.sum[std::size_t{r} * 16 + i];
+    float* acc = s.acc + std::size_t{r} * dv;
+    if (layer.v_hadamard) RotateInto(s.acc_rotated + std::size_t{r} * dv, layer.dim_v, acc);
+    std::copy_n(acc, dv, out.acc());
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvtamp::attention
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target guard

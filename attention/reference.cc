@@ -1,0 +1,120 @@
+#include "attention/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "codec/codec.h"
+
+namespace kvtamp::attention {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+void RowOfK(const Layer& layer, const Page& page, std::uint32_t head, std::uint32_t row, float* out) {
+  const std::uint32_t dim = layer.dim_k;
+  if (page.k == nullptr) {
+    std::fill_n(out, dim, 0.0f);
+  } else if (page.k_coding == codec::Coding::kF16) {
+    const auto* rows = reinterpret_cast<const half_t*>(page.k);
+    for (std::uint32_t c = 0; c < dim; ++c) out[c] = HalfToFloat(rows[(row * layer.n_head_kv + head) * dim + c]);
+  } else {
+    const codec::PageShape shape{layer.page_size, dim, 0};
+    codec::DecodeRowK(page.k_coding, shape, page.k + head * codec::EncodedBytes(page.k_coding, shape).total,
+                      layer.k_mean == nullptr ? nullptr : layer.k_mean + head * dim, row, out);
+  }
+}
+
+void RowOfV(const Layer& layer, const Page& page, std::uint32_t head, std::uint32_t row, float* out) {
+  const std::uint32_t dim = layer.dim_v;
+  if (page.v == nullptr) {
+    std::fill_n(out, dim, 0.0f);
+  } else if (page.v_coding == codec::Coding::kF16) {
+    const auto* rows = reinterpret_cast<const half_t*>(page.v);
+    for (std::uint32_t c = 0; c < dim; ++c) out[c] = HalfToFloat(rows[(row * layer.n_head_kv + head) * dim + c]);
+  } else {
+    const codec::PageShape shape{layer.page_size, dim, layer.v_group};
+    codec::DecodeRowV(page.v_coding, shape, page.v + head * codec::EncodedBytes(page.v_coding, shape).total,
+                      layer.v_hadamard, row, out);
+  }
+}
+
+// ALiBi: geometric over the largest power of two of heads, the others in between.
+double SlopeOf(std::uint32_t head, const Params& params) {
+  if (params.max_bias <= 0) return 1;
+  const double n = std::exp2(std::floor(std::log2(params.n_head)));
+  return head < n ? std::exp2(-params.max_bias / n * (head + 1))
+                  : std::exp2(-params.max_bias / 2 / n * (2 * (head - n) + 1));
+}
+
+// The rows of one job and KV head that may be attended at all.
+struct Rows {
+  std::vector<std::uint32_t> cells;
+  std::vector<float> k, v;  // [cells, dim]
+};
+
+Rows RowsOf(const Layer& layer, const Job& job, std::uint32_t head_kv) {
+  Rows rows;
+  for (const Page& page : job.pages) {
+    for (std::uint32_t row = 0; row < page.rows; ++row) {
+      const std::uint32_t cell = page.cells != nullptr ? page.cells[row] : page.first_cell + row;
+      if (cell >= job.n_kv || (page.live != nullptr && (page.live[row / 64] >> (row % 64) & 1) == 0)) continue;
+      rows.cells.push_back(cell);
+      rows.k.resize(rows.cells.size() * layer.dim_k);
+      rows.v.resize(rows.cells.size() * layer.dim_v);
+      RowOfK(layer, page, head_kv, row, rows.k.data() + rows.k.size() - layer.dim_k);
+      RowOfV(layer, page, head_kv, row, rows.v.data() + rows.v.size() - layer.dim_v);
+    }
+  }
+  return rows;
+}
+
+void AttendRow(const Layer& layer, const Job& job, const Params& params, std::uint32_t token, std::uint32_t head,
+               const Rows& rows) {
+  const float* q = job.q + token * job.q_tok_stride + head * job.q_head_stride;
+  const double slope = SlopeOf(head, params);
+  const double sink = params.sinks != nullptr ? params.sinks[head] : -kInf;
+  std::vector<double> scores(rows.cells.size(), -kInf), out(layer.dim_v, 0.0);
+  double max = sink, sum = 0;
+  for (std::size_t i = 0; i < scores.size(); ++i) {
+    double bias = 0;
+    if (job.mask != nullptr) {
+      bias = slope * HalfToFloat(job.mask[token * job.mask_tok_stride + head * job.mask_head_stride + rows.cells[i]]);
+    }
+    if (bias == -kInf) continue;
+    double s = 0;
+    for (std::uint32_t c = 0; c < layer.dim_k; ++c) s += double{q[c]} * rows.k[i * layer.dim_k + c];
+    s *= params.scale;
+    if (params.softcap != 0) s = params.softcap * std::tanh(s / params.softcap);
+    scores[i] = s + bias;
+    max = std::max(max, scores[i]);
+  }
+  if (sink != -kInf) sum += std::exp(sink - max);
+  for (std::size_t i = 0; i < scores.size(); ++i) {
+    if (scores[i] == -kInf) continue;
+    const double p = std::exp(scores[i] - max);
+    sum += p;
+    for (std::uint32_t c = 0; c < layer.dim_v; ++c) out[c] += p * rows.v[i * layer.dim_v + c];
+  }
+  float* to = job.out + token * job.out_tok_stride + head * job.out_head_stride;
+  for (std::uint32_t c = 0; c < layer.dim_v; ++c) to[c] = sum > 0 ? static_cast<float>(out[c] / sum) : 0.0f;
+}
+
+}  // namespace
+
+void AttendReference(const Layer& layer, std::span<const Job> jobs, const Params& params) {
+  const std::uint32_t gqa = params.n_head / layer.n_head_kv;
+  for (const Job& job : jobs) {
+    for (std::uint32_t head_kv = 0; head_kv < layer.n_head_kv; ++head_kv) {
+      const Rows rows = RowsOf(layer, job, head_kv);
+      for (std::uint32_t token = 0; token < job.n_tok; ++token) {
+        for (std::uint32_t head = head_kv * gqa; head < (head_kv + 1) * gqa; ++head) {
+          AttendRow(layer, job, params, token, head, rows);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace kvtamp::attention

@@ -1,0 +1,95 @@
+// What the driver (attention.cc) and the kernels share: a unit of work, its result, its scratch.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "attention/attention.h"
+
+namespace kvtamp::attention {
+
+inline constexpr std::uint32_t kMaxGqa = 64;
+inline constexpr std::uint32_t kMaxDecodeRows = 16;    // of one unit
+inline constexpr std::uint32_t kMaxPrefillRows = 192;  // of one unit
+
+inline constexpr std::uint32_t RoundUp(std::uint32_t n, std::uint32_t to) { return (n + to - 1) / to * to; }
+
+// A block of query rows of one KV head against a run of pages. Query row r of a KV head is head
+// r % gqa of its group, of token r / gqa.
+struct Unit {
+  const Layer* layer;
+  const Job* job;
+  const Params* params;
+  std::uint32_t head_kv;
+  std::uint32_t row0, rows;
+  std::uint32_t page0, page1;
+
+  std::uint32_t gqa() const { return params->n_head / layer->n_head_kv; }
+  std::uint32_t token(std::uint32_t r) const { return (row0 + r) / gqa(); }
+  std::uint32_t head(std::uint32_t r) const { return head_kv * gqa() + (row0 + r) % gqa(); }
+  const float* q(std::uint32_t r) const {
+    return job->q + token(r) * job->q_tok_stride + head(r) * job->q_head_stride;
+  }
+};
+
+// Softmax so far of one query row, not normalised: sum of exp(s - max) and of exp(s - max) * v, in
+// the model's basis. Row r of a unit's result lies at r * PartialStride().
+struct Partial {
+  float* base;
+  float& max() const { return base[0]; }  // -inf: nothing was attended
+  float& sum() const { return base[1]; }
+  float* acc() const { return base + 16; }  // [dim_v, rounded up to 16]
+};
+inline std::uint32_t PartialStride(const Layer& layer) { return 16 + RoundUp(layer.dim_v, 16); }
+
+// Hands out pieces of scratch, 64-byte aligned. From a null base it only counts.
+class Arena {
+ public:
+  explicit Arena(std::uint8_t* base) : base_(base) {}
+  template <class T>
+  T* Take(std::size_t n) {
+    T* p = reinterpret_cast<T*>(base_ == nullptr ? nullptr : base_ + used_);
+    used_ += (n * sizeof(T) + 63) / 64 * 64;
+    return p;
+  }
+  std::size_t used() const { return used_; }
+
+ private:
+  std::uint8_t* base_;
+  std::size_t used_ = 0;
+};
+
+// Rows of a page that may be attended at all: in use, live, of a cell below n_kv.
+struct OpenRows {
+  std::uint64_t bits[codec::kMaxPageSize / 64] = {};
+  std::uint32_t count = 0;
+  bool test(std::uint32_t r) const { return (bits[r / 64] >> (r % 64) & 1) != 0; }
+};
+
+inline std::uint64_t LowBits(std::uint32_t n) {
+  return n == 0 ? 0 : n >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << n) - 1;
+}
+
+inline OpenRows OpenRowsOf(const Page& page, std::uint32_t n_kv) {
+  OpenRows open;
+  std::uint32_t rows = page.rows;
+  if (page.cells == nullptr) rows = page.first_cell >= n_kv ? 0 : std::min(rows, n_kv - page.first_cell);
+  for (std::uint32_t w = 0; w * 64 < rows; ++w) {
+    open.bits[w] = LowBits(rows - w * 64);
+    if (page.live != nullptr) open.bits[w] &= page.live[w];
+    if (page.cells != nullptr) {
+      for (std::uint64_t left = open.bits[w]; left != 0; left &= left - 1) {
+        const auto b = static_cast<std::uint32_t>(__builtin_ctzll(left));
+        if (page.cells[w * 64 + b] >= n_kv) open.bits[w] &= ~(std::uint64_t{1} << b);
+      }
+    }
+    open.count += static_cast<std::uint32_t>(__builtin_popcountll(open.bits[w]));
+  }
+  return open;
+}
+
+// The head's slope for ALiBi, as the host computes it.
+float Slope(std::uint32_t head, std::uint32_t n_head, float max_bias);
+
+}  // namespace kvtamp::attention

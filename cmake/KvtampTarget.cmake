@@ -1,0 +1,84 @@
+# How every target of kvtamp is compiled, and the two functions that declare one.
+#
+#   kvtamp_library(NAME SOURCES a.cc b.cc [DEPS base codec hwy::hwy])
+#     a static library NAME, also known as kvtamp::NAME; header-only if it has no .cc
+#   kvtamp_test(NAME SOURCES a_test.cc [DEPS …] [LABELS unit])
+#     a GoogleTest program in tests/ of the build folder, one ctest per TEST; label `unit` if none
+#
+# A dependency is a layer's plain name, or any other CMake target.
+
+include(GoogleTest)
+
+add_library(kvtamp_options INTERFACE)
+add_library(kvtamp::options ALIAS kvtamp_options)
+target_compile_features(kvtamp_options INTERFACE cxx_std_20)
+target_include_directories(kvtamp_options INTERFACE ${PROJECT_SOURCE_DIR})
+# No -march: what runs is chosen at run time, or a binary would die on an older processor.
+target_compile_options(kvtamp_options INTERFACE
+  -Wall -Wextra -Wpedantic)
+if(KVTAMP_SANITIZE)
+  # -O1: unoptimised vector code under a sanitizer is too slow to test with.
+  set(flags -fsanitize=${KVTAMP_SANITIZE} -fno-sanitize-recover=all)
+  target_compile_options(kvtamp_options INTERFACE ${flags} -fno-omit-frame-pointer -O1 -g1)
+  target_link_options(kvtamp_options INTERFACE ${flags})
+endif()
+
+# Every layer may end up in the plug-in, which must export its entry points and nothing else: the
+# host may hold other copies of the same libraries.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+
+function(kvtamp_resolve out)
+  set(targets)
+  foreach(name IN LISTS ARGN)
+    if(TARGET ${name})
+      list(APPEND targets ${name})
+    else()
+      message(FATAL_ERROR "'${name}' is no target here. A layer can link only layers that come "
+                          "before it in CMakeLists.txt; libraries are in KvtampDependencies.cmake.")
+    endif()
+  endforeach()
+  set(${out} ${targets} PARENT_SCOPE)
+endfunction()
+
+function(kvtamp_library name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;DEPS")
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "kvtamp_library(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
+  endif()
+  kvtamp_resolve(deps ${arg_DEPS})
+  if(arg_SOURCES)
+    add_library(${name} STATIC ${arg_SOURCES})
+    set_target_properties(${name} PROPERTIES OUTPUT_NAME kvtamp_${name})
+    target_link_libraries(${name} PUBLIC kvtamp::options ${deps})
+  else()
+    add_library(${name} INTERFACE)
+    target_link_libraries(${name} INTERFACE kvtamp::options ${deps})
+  endif()
+  add_library(kvtamp::${name} ALIAS ${name})
+endfunction()
+
+function(kvtamp_test name)
+  if(NOT KVTAMP_BUILD_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;DEPS;LABELS")
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "kvtamp_test(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
+  endif()
+  if(NOT arg_LABELS)
+    set(arg_LABELS unit)
+  endif()
+  kvtamp_resolve(deps ${arg_DEPS})
+  add_executable(${name} ${arg_SOURCES})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  target_link_libraries(${name} PRIVATE kvtamp::options ${deps} GTest::gmock GTest::gtest_main)
+  # The list passes through one more script before ctest sees it, hence the escape.
+  string(REPLACE ";" "\\\\;" labels "${arg_LABELS}")
+  gtest_discover_tests(${name} TEST_PREFIX ${name}. DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+                       PROPERTIES LABELS "${labels}" TIMEOUT 600)
+endfunction()

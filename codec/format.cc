@@ -1,0 +1,362 @@
+#include "codec/format.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <vector>
+
+#include "codec/codec.h"
+
+namespace kvtamp::codec {
+namespace {
+
+// ------------------------------------------------------------------------------ what there is
+
+// V's group is left to Resolve, so that heads of any size take them: 64 where it divides.
+constexpr ShortName kShortNames[] = {
+    {"k4v4", "int4_pc+mean", "lm4_pt+had", "the default"},
+    {"k8v8", "int8_pc+mean", "int8_pt_sym", "no loss that can be seen"},
+    {"k8v4", "int8_pc+mean", "lm4_pt+had", "when K is the sensitive side"},
+    {"k4v8", "int4_pc+mean", "int8_pt_sym", "when V is"},
+    {"f16", "f16", "f16", "as it arrives"},
+    {"auto", "int4_pc+mean", "lm4_pt+had", "the same as k4v4"},
+    {"int8", "int8_pc+mean", "int8_pt_sym", "the same as k8v8"},
+};
+
+constexpr std::array<std::string_view, 5> kNamesK = {"f16", "int8_pc+mean", "int8_pc",
+                                                     "int4_pc+mean", "int4_pc"};
+constexpr std::array<std::string_view, 5> kNamesV = {"f16", "int8_pt_sym", "int8_pt_sym+had",
+                                                     "lm4_pt+had", "lm4_pt"};
+
+constexpr std::array<std::string_view, 8> kHostTypes = {"f32",  "bf16", "q8_0", "q5_1",
+                                                        "q5_0", "q4_1", "q4_0", "iq4_nl"};
+
+std::span<const std::string_view> NamesOf(Side side) {
+  return side == Side::kK ? std::span<const std::string_view>(kNamesK) : kNamesV;
+}
+
+const char* SideName(Side side) { return side == Side::kK ? "K" : "V"; }
+
+std::string Quoted(std::string_view text) { return '"' + std::string(text) + '"'; }
+
+template <class Names>
+std::string Joined(const Names& names) {
+  std::string all;
+  for (std::string_view name : names) all += (all.empty() ? "" : ", ") + std::string(name);
+  return all;
+}
+
+std::string ThereAre(Side side) {
+  std::string all = std::string("for ") + SideName(side) + " there are " + Joined(NamesOf(side));
+  return side == Side::kK ? all : all + ", and _gN after the bits (lm4_g32_pt+had) for groups of N";
+}
+
+std::vector<std::string_view> PairNames() {
+  std::vector<std::string_view> names;
+  for (const ShortName& s : kShortNames) names.emplace_back(s.name);
+  return names;
+}
+
+// ------------------------------------------------------------------------------------- words
+
+std::size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replace = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({replace, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+template <class Names>
+std::string Nearest(std::string_view text, const Names& names) {
+  std::string_view best;
+  std::size_t least = std::string_view::npos;
+  for (std::string_view name : names) {
+    const std::size_t distance = EditDistance(text, name);
+    if (distance < least) {
+      least = distance;
+      best = name;
+    }
+  }
+  return std::string(best);
+}
+
+bool IsHostType(std::string_view text) {
+  return std::find(kHostTypes.begin(), kHostTypes.end(), text) != kHostTypes.end();
+}
+
+bool IsDigit(char c) { return c >= '0' && c <= '9'; }
+
+// Eats a descriptor from the left.
+class Words {
+ public:
+  explicit Words(std::string_view text) : rest_(text) {}
+  bool done() const { return rest_.empty(); }
+  bool Eat(std::string_view word) {
+    if (rest_.substr(0, word.size()) != word) return false;
+    rest_.remove_prefix(word.size());
+    return true;
+  }
+  bool EatNumber(std::uint32_t min, std::uint32_t max, std::uint32_t& n) {
+    if (done() || !IsDigit(rest_[0]) || rest_[0] == '0') return false;
+    const auto [end, error] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), n);
+    if (error != std::errc() || n < min || n > max) return false;
+    rest_.remove_prefix(static_cast<std::size_t>(end - rest_.data()));
+    return true;
+  }
+  // "+word", once.
+  bool EatModifier(std::string_view word, bool& seen) {
+    if (seen || !Eat(word)) return false;
+    seen = true;
+    return true;
+  }
+
+ private:
+  std::string_view rest_;
+};
+
+// What the project's whole grammar says; it is wider than what Format can hold.
+struct Parsed {
+  Format format;
+  bool wider = false;
+};
+
+bool ParseBits(Words& words, Parsed& p) {
+  std::uint32_t bits = 0, fraction = 0;
+  if (!words.EatNumber(1, 8, bits)) return false;
+  p.format.bits = static_cast<std::uint8_t>(bits);
+  if (!words.Eat(".")) return true;
+  p.wider = true;
+  while (words.Eat("0")) {
+  }
+  return words.EatNumber(1, 999'999, fraction);
+}
+
+bool ParseModifiers(Words& words, Parsed& p) {
+  bool weighted = false, outliers = false;
+  std::uint32_t n = 0;
+  while (!words.done()) {
+    if (words.EatModifier("+had", p.format.hadamard) || words.EatModifier("+mean", p.format.mean))
+      continue;
+    p.wider = true;
+    if (words.EatModifier("+qw", weighted)) continue;
+    if (!words.EatModifier("+out", outliers) || !words.EatNumber(1, kMaxDim, n)) return false;
+  }
+  return true;
+}
+
+// False: not a word of the grammar.
+bool ParseGrammar(std::string_view text, Parsed& p) {
+  if (text == "f16") return true;
+  Words words(text);
+  const bool fp8 = words.Eat("fp8_e4m3") || words.Eat("fp8_e5m2");
+  if (fp8) {
+    p.wider = true;
+  } else if (words.Eat("int")) {
+    p.format.levels = Levels::kInt;
+  } else if (words.Eat("lm")) {
+    p.format.levels = Levels::kLm;
+  } else if (words.Eat("tcq")) {
+    p.wider = true;
+  } else {
+    return false;
+  }
+  if (!fp8 && !ParseBits(words, p)) return false;
+  std::uint32_t group = 0;
+  if (!fp8 && words.Eat("_g")) {
+    if (!words.EatNumber(1, kMaxDim, group)) return false;
+    p.format.group = static_cast<std::uint16_t>(group);
+  }
+  if (words.Eat("_pc")) {
+    p.format.axis = Axis::kChannel;
+  } else if (!words.Eat("_pt") && !p.wider) {
+    return false;  // what has a layout must say its axis: which one is better differs by side
+  }
+  p.format.sym = words.Eat("_sym");
+  return ParseModifiers(words, p);
+}
+
+// The known names of a side; with the group that `text` gives, so that the nearest has it too.
+std::vector<std::string> Candidates(std::string_view text, Side side) {
+  std::vector<std::string> names(NamesOf(side).begin(), NamesOf(side).end());
+  const std::size_t at = text.find("_g");
+  if (side == Side::kK || at == text.npos) return names;
+  std::size_t end = at + 2;
+  while (end < text.size() && IsDigit(text[end])) ++end;
+  if (end == at + 2) return names;
+  for (std::string& name : names) {
+    const std::size_t axis = name.find("_pt");
+    if (axis != name.npos) name.insert(axis, text.substr(at, end - at));
+  }
+  return names;
+}
+
+Status UnknownFormat(std::string_view text, Side side) {
+  return Status::Invalid("unknown format " + Quoted(text) + "; the nearest is " +
+                         Quoted(Nearest(text, Candidates(text, side))) + "; " + ThereAre(side));
+}
+
+Status NoLayout(std::string_view text, Side side) {
+  return Status::Unsupported("format " + Quoted(text) + " has no layout on " + SideName(side) +
+                             " yet; " + ThereAre(side));
+}
+
+Status HostType(std::string_view text, const std::string& flag) {
+  return Status::Unsupported(Quoted(text) + " is a type of the host: give it to the host's own " +
+                             flag);
+}
+
+// ------------------------------------------------------------------------------------- pairs
+
+Pair PairOf(const ShortName& s) {
+  return {ParseFormat(s.k, Side::kK).value(), ParseFormat(s.v, Side::kV).value()};
+}
+
+// "k=… v=…"
+Result<Pair> ParseSides(std::string_view text) {
+  const std::size_t space = text.find(" v=");
+  if (space == text.npos) {
+    return Status::Invalid(Quoted(text) + " names K alone; write \"k=… v=…\"");
+  }
+  const Result<Format> k = ParseFormat(text.substr(2, space - 2), Side::kK);
+  if (!k.ok()) return k.status();
+  const Result<Format> v = ParseFormat(text.substr(space + 3), Side::kV);
+  if (!v.ok()) return v.status();
+  return Pair{k.value(), v.value()};
+}
+
+// "k3v3" and the like: a pair of the grammar, of widths that may not exist.
+bool IsPairWord(std::string_view text) {
+  const auto digits = [&text] {
+    std::size_t n = 0;
+    while (n < text.size() && (IsDigit(text[n]) || (n > 0 && text[n] == '.'))) ++n;
+    text.remove_prefix(n);
+    return n > 0;
+  };
+  if (text.empty() || text[0] != 'k') return false;
+  text.remove_prefix(1);
+  if (!digits() || text.empty() || text[0] != 'v') return false;
+  text.remove_prefix(1);
+  return digits() && text.empty();
+}
+
+Status UnknownPair(std::string_view text) {
+  std::vector<std::string> names;
+  for (const ShortName& s : kShortNames) names.emplace_back(s.name);
+  for (Side side : {Side::kK, Side::kV}) {
+    for (std::string& name : Candidates(text, side)) names.push_back(std::move(name));
+  }
+  return Status::Invalid("unknown type " + Quoted(text) + "; the nearest is " +
+                         Quoted(Nearest(text, names)) + "; there are " + Joined(PairNames()) +
+                         ", and a format for each side, as in \"k=int8_pc v=lm4_pt+had\"");
+}
+
+}  // namespace
+
+Result<Format> ParseFormat(std::string_view text, Side side) {
+  if (IsHostType(text)) return HostType(text, side == Side::kK ? "-ctk" : "-ctv");
+  Parsed parsed;
+  if (!ParseGrammar(text, parsed)) return UnknownFormat(text, side);
+  if (parsed.wider || !CodingOf(parsed.format, side).ok()) return NoLayout(text, side);
+  return parsed.format;
+}
+
+std::string FormatName(const Format& format) {
+  if (!format.coded()) return "f16";
+  std::string name = format.levels == Levels::kInt ? "int" : "lm";
+  name += std::to_string(format.bits);
+  if (format.group != 0) name += "_g" + std::to_string(format.group);
+  name += format.axis == Axis::kChannel ? "_pc" : "_pt";
+  if (format.sym) name += "_sym";
+  if (format.hadamard) name += "+had";
+  if (format.mean) name += "+mean";
+  return name;
+}
+
+std::span<const ShortName> ShortNames() { return kShortNames; }
+
+Result<Pair> ParsePair(std::string_view text) {
+  for (const ShortName& s : kShortNames) {
+    if (text == s.name) return PairOf(s);
+  }
+  if (text.substr(0, 2) == "k=") return ParseSides(text);
+  if (IsHostType(text)) return HostType(text, "-ctk and -ctv");
+  if (IsPairWord(text)) {
+    return Status::Unsupported(Quoted(text) + " has no layouts yet; there are " +
+                               Joined(PairNames()));
+  }
+  const Result<Format> k = ParseFormat(text, Side::kK), v = ParseFormat(text, Side::kV);
+  if (k.ok() && v.ok()) return Pair{k.value(), v.value()};
+  if (k.ok() || v.ok()) {
+    const std::string example =
+        k.ok() ? "k=" + std::string(text) + " v=f16" : "k=f16 v=" + std::string(text);
+    return Status::Invalid(Quoted(text) + " is a format of " + (k.ok() ? "K" : "V") +
+                           " alone; name both sides, as in " + Quoted(example));
+  }
+  if (k.status().code() == Code::kUnsupported) {
+    return Status::Unsupported("format " + Quoted(text) + " has no layout yet; " +
+                               ThereAre(Side::kK) + "; " + ThereAre(Side::kV));
+  }
+  return UnknownPair(text);
+}
+
+std::string PairName(const Pair& pair) {
+  for (const ShortName& s : kShortNames) {
+    if (pair == PairOf(s)) return s.name;
+  }
+  return "k=" + FormatName(pair.k) + " v=" + FormatName(pair.v);
+}
+
+Result<Coding> CodingOf(const Format& format, Side side) {
+  Format f = format;
+  if (f == Format{}) return Coding::kF16;
+  if (side == Side::kK) {
+    f.mean = false;
+    if (f == Format{Levels::kInt, 8, Axis::kChannel}) return Coding::kKInt8;
+    if (f == Format{Levels::kInt, 4, Axis::kChannel}) return Coding::kKInt4;
+  } else {
+    f.hadamard = false;
+    f.group = 0;
+    if (f == Format{Levels::kInt, 8, Axis::kToken, 0, true}) return Coding::kVInt8;
+    if (f == Format{Levels::kLm, 4, Axis::kToken}) return Coding::kVLm4;
+  }
+  return NoLayout(FormatName(format), side);
+}
+
+Result<Format> Resolve(Format format, Side side, std::uint32_t dim) {
+  const Result<Coding> coding = CodingOf(format, side);
+  if (!coding.ok()) return coding.status();
+  if (dim == 0 || dim > kMaxDim) {
+    return Status::Invalid("a head of " + std::to_string(dim) + " elements; 1 to " +
+                           std::to_string(kMaxDim) + " are handled");
+  }
+  if (!format.coded() || format.axis == Axis::kChannel) return format;
+  if (format.group == 0) {
+    std::uint32_t group = dim % 64 == 0 ? 64 : std::min<std::uint32_t>(dim, 128);
+    while (dim % group != 0) --group;
+    format.group = static_cast<std::uint16_t>(group);
+  } else if (dim % format.group != 0) {
+    return Status::Invalid("format " + Quoted(FormatName(format)) + ": groups of " +
+                           std::to_string(format.group) + " do not divide a head of " +
+                           std::to_string(dim) + " elements");
+  }
+  return format;
+}
+
+double BitsPerElement(const Format& resolved, Side side, std::uint32_t dim,
+                      std::uint32_t page_size) {
+  const Result<Coding> coding = CodingOf(resolved, side);
+  if (!coding.ok() || dim == 0 || page_size == 0) return 0;
+  const PageShape shape{page_size, dim, resolved.group == 0 ? dim : resolved.group};
+  return 8.0 * static_cast<double>(EncodedBytes(coding.value(), shape).total) /
+         (double{1} * page_size * dim);
+}
+
+}  // namespace kvtamp::codec

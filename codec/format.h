@@ -1,0 +1,78 @@
+// What a coded K or V looks like: its name, its parameters, its true size.
+//
+//   FORMAT = "f16" | ("int" | "lm") BITS ["_g" N] ("_pc" | "_pt") ["_sym"] ["+had"] ["+mean"]
+//   PAIR   = "k" BITS "v" BITS        short names that set both sides, e.g. k4v4
+//
+// `_pc` per channel and `_pt` per token, always inside one page of one head; `lm` = Lloyd-Max
+// levels of a Gaussian; `+had` = block-diagonal Hadamard over the head before coding; `+mean` = the
+// head's mean key is taken off before coding (softmax does not see it). ParseFormat(FormatName(f))
+// == f.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+
+namespace kvtamp::codec {
+
+enum class Side : std::uint8_t { kK, kV };
+enum class Levels : std::uint8_t { kF16, kInt, kLm };
+enum class Axis : std::uint8_t { kChannel, kToken };
+
+struct Format {
+  Levels levels = Levels::kF16;
+  std::uint8_t bits = 16;
+  Axis axis = Axis::kToken;
+  // Elements sharing one scale. Per channel: 0 = the page. Per token: 0 = chosen by ResolveGroup.
+  std::uint16_t group = 0;
+  bool sym = false;
+  bool hadamard = false;
+  bool mean = false;
+
+  bool operator==(const Format&) const = default;
+  bool coded() const { return levels != Levels::kF16; }
+};
+
+struct Pair {
+  Format k, v;
+  bool operator==(const Pair&) const = default;
+};
+
+// The physical layouts there are (docs/formats.md); kernels switch on this and nothing else.
+// The numbers go to disk: never renumber.
+enum class Coding : std::uint8_t { kF16 = 0, kKInt8 = 1, kKInt4 = 2, kVInt8 = 3, kVLm4 = 4 };
+
+// Full descriptor, e.g. "int4_pc+mean". Errors name the nearest known name.
+Result<Format> ParseFormat(std::string_view text, Side side);
+std::string FormatName(const Format& format);
+
+// "k4v4", "k8v8", "k8v4", "f16", "auto" (= the default, k4v4), or "int8" (= k8v8), or a full
+// descriptor valid on both sides.
+Result<Pair> ParsePair(std::string_view text);
+// The shortest name that parses to `pair`: a short name where there is one, else "k=… v=…".
+std::string PairName(const Pair& pair);
+
+// One documented short name (the list `kvtamp formats` prints).
+struct ShortName {
+  const char* name;
+  const char* k;
+  const char* v;
+  const char* note;
+};
+std::span<const ShortName> ShortNames();
+
+// The layout that holds `format` on `side`, or why there is none yet.
+Result<Coding> CodingOf(const Format& format, Side side);
+
+// Fills in group for a head of `dim` elements and checks it: per token, 64 where it divides, else
+// the largest divisor of dim up to 128; an explicit group must divide dim.
+Result<Format> Resolve(Format format, Side side, std::uint32_t dim);
+
+// Bits per element of a full coded page, scales and minima counted.
+double BitsPerElement(const Format& resolved, Side side, std::uint32_t dim,
+                      std::uint32_t page_size);
+
+}  // namespace kvtamp::codec

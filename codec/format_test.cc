@@ -1,0 +1,281 @@
+#include "codec/format.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace kvtamp::codec {
+namespace {
+
+bool Contains(const std::string& text, std::string_view word) {
+  return text.find(word) != text.npos;
+}
+
+// Everything that Format can hold within the grammar.
+std::vector<Format> AllFormats() {
+  std::vector<Format> all = {Format{}};
+  for (Levels levels : {Levels::kInt, Levels::kLm}) {
+    for (std::uint8_t bits = 1; bits <= 8; ++bits) {
+      for (Axis axis : {Axis::kChannel, Axis::kToken}) {
+        for (std::uint16_t group : {0, 1, 32, 64, 576}) {
+          for (int flags = 0; flags < 8; ++flags) {
+            all.push_back(
+                {levels, bits, axis, group, (flags & 1) != 0, (flags & 2) != 0, (flags & 4) != 0});
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
+
+TEST(Format, NamesParseBackOrAreRefusedForTheirLayout) {
+  std::map<Side, int> with_layout;
+  for (Side side : {Side::kK, Side::kV}) {
+    std::set<std::string> names;
+    for (const Format& format : AllFormats()) {
+      const std::string name = FormatName(format);
+      EXPECT_TRUE(names.insert(name).second) << name << " stands for two formats";
+      const Result<Format> parsed = ParseFormat(name, side);
+      if (CodingOf(format, side).ok()) {
+        ++with_layout[side];
+        ASSERT_TRUE(parsed.ok()) << name << ": " << parsed.status().message();
+        EXPECT_EQ(parsed.value(), format) << name;
+      } else {
+        EXPECT_EQ(parsed.status().code(), Code::kUnsupported) << name;
+      }
+    }
+  }
+  EXPECT_EQ(with_layout[Side::kK], 1 + 2 * 2);      // f16; int8, int4 x mean
+  EXPECT_EQ(with_layout[Side::kV], 1 + 2 * 2 * 5);  // f16; int8, lm4 x had x groups
+}
+
+TEST(Format, Codings) {
+  const auto coding = [](const char* name, Side side) {
+    return CodingOf(ParseFormat(name, side).value(), side).value();
+  };
+  EXPECT_EQ(coding("f16", Side::kK), Coding::kF16);
+  EXPECT_EQ(coding("f16", Side::kV), Coding::kF16);
+  EXPECT_EQ(coding("int4_pc+mean", Side::kK), Coding::kKInt4);
+  EXPECT_EQ(coding("int8_pc", Side::kK), Coding::kKInt8);
+  EXPECT_EQ(coding("int8_g32_pt_sym+had", Side::kV), Coding::kVInt8);
+  EXPECT_EQ(coding("lm4_pt", Side::kV), Coding::kVLm4);
+}
+
+TEST(Format, UnknownNamesGetTheNearestAndTheList) {
+  const struct {
+    Side side;
+    const char *text, *nearest;
+  } cases[] = {
+      {Side::kK, "int4_pc+meen", "\"int4_pc+mean\""},
+      {Side::kK, "int8", "\"int8_pc\""},
+      {Side::kK, "INT4_pc", "\"int4_pc\""},
+      {Side::kK, "int9_pc", "\"int8_pc\""},
+      {Side::kK, "f61", "\"f16\""},
+      {Side::kK, "int4_pc_pc", "\"int4_pc\""},
+      {Side::kK, "", "\"f16\""},
+      {Side::kK, "int4_pc+mean+mean", "\"int4_pc+mean\""},
+      {Side::kV, "lm4_g32_pt+hat", "\"lm4_g32_pt+had\""},
+      {Side::kV, "lm4_g0_pt+had", "nearest"},
+      {Side::kV, "ln4_pt", "\"lm4_pt\""},
+      {Side::kV, "int8_pt_sim", "\"int8_pt_sym\""},
+      {Side::kV, "lm4_g999_pt", "nearest"},
+      {Side::kV, "lm4_pt ", "\"lm4_pt\""},
+  };
+  for (const auto& c : cases) {
+    const Status status = ParseFormat(c.text, c.side).status();
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << c.text;
+    EXPECT_TRUE(Contains(status.message(), c.nearest)) << c.text << ": " << status.message();
+    EXPECT_TRUE(Contains(status.message(), c.side == Side::kK ? "int8_pc+mean" : "int8_pt_sym+had"))
+        << status.message();
+  }
+}
+
+TEST(Format, GrammarWithoutLayoutIsUnsupported) {
+  for (const char* text :
+       {"int3_pc", "int3_pc+qw", "int3.5_pc+qw", "int4_pc+mean+qw", "fp8_e4m3", "fp8_e5m2_pt+had",
+        "tcq2", "tcq3_pt+had", "int4_pc+out2", "int8_pt", "lm3_pt+had", "int4_g32_pt+had"}) {
+    for (Side side : {Side::kK, Side::kV}) {
+      const Status status = ParseFormat(text, side).status();
+      EXPECT_EQ(status.code(), Code::kUnsupported) << text;
+      EXPECT_TRUE(Contains(status.message(), "there are")) << status.message();
+    }
+    EXPECT_EQ(ParsePair(text).status().code(), Code::kUnsupported) << text;
+  }
+  // A layout of the other side is none here.
+  EXPECT_EQ(ParseFormat("lm4_pt+had", Side::kK).status().code(), Code::kUnsupported);
+  EXPECT_EQ(ParseFormat("int4_pc+mean", Side::kV).status().code(), Code::kUnsupported);
+}
+
+TEST(Format, HostTypesAreTheHosts) {
+  for (const char* text : {"f32", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"}) {
+    const Status k = ParseFormat(text, Side::kK).status(), v = ParseFormat(text, Side::kV).status();
+    EXPECT_EQ(k.code(), Code::kUnsupported) << text;
+    EXPECT_TRUE(Contains(k.message(), "-ctk") && !Contains(k.message(), "-ctv")) << k.message();
+    EXPECT_TRUE(Contains(v.message(), "-ctv") && !Contains(v.message(), "-ctk")) << v.message();
+    const Status pair = ParsePair(text).status();
+    EXPECT_EQ(pair.code(), Code::kUnsupported) << text;
+    EXPECT_TRUE(Contains(pair.message(), "-ctk and -ctv")) << pair.message();
+  }
+}
+
+TEST(Pair, ShortNames) {
+  for (const ShortName& s : ShortNames()) {
+    const Result<Pair> pair = ParsePair(s.name);
+    ASSERT_TRUE(pair.ok()) << s.name;
+    EXPECT_EQ(FormatName(pair.value().k), s.k);
+    EXPECT_EQ(FormatName(pair.value().v), s.v);
+    const std::string name = PairName(pair.value());
+    EXPECT_EQ(name, s.name == std::string("auto")   ? "k4v4"
+                    : s.name == std::string("int8") ? "k8v8"
+                                                    : s.name);
+  }
+  EXPECT_EQ(ParsePair("auto").value(), ParsePair("k4v4").value());
+  EXPECT_EQ(ParsePair("int8").value(), ParsePair("k8v8").value());
+  EXPECT_EQ(FormatName(ParsePair("k4v4").value().k), "int4_pc+mean");
+  EXPECT_EQ(ParsePair("k4v8").value().v, ParsePair("k8v8").value().v);
+  EXPECT_EQ(ParsePair("f16").value(), Pair{});
+}
+
+TEST(Pair, BothSidesByName) {
+  const Pair pair = ParsePair("k=int8_pc v=lm4_g32_pt").value();
+  EXPECT_EQ(FormatName(pair.k), "int8_pc");
+  EXPECT_EQ(FormatName(pair.v), "lm4_g32_pt");
+  EXPECT_EQ(PairName(pair), "k=int8_pc v=lm4_g32_pt");
+  EXPECT_EQ(ParsePair(PairName(pair)).value(), pair);
+  EXPECT_EQ(PairName(ParsePair("k=int4_pc+mean v=lm4_pt+had").value()), "k4v4");
+  EXPECT_EQ(ParsePair("k=int8_pc").status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(ParsePair("k=int8_pc v=int8_pc").status().code(), Code::kUnsupported);
+}
+
+TEST(Pair, Errors) {
+  const Status one_side = ParsePair("int4_pc").status();
+  EXPECT_EQ(one_side.code(), Code::kInvalidArgument);
+  EXPECT_TRUE(Contains(one_side.message(), "K alone")) << one_side.message();
+  EXPECT_TRUE(Contains(ParsePair("lm4_pt").status().message(), "V alone"));
+  for (const char* text : {"k3v3", "k2v2", "k4v16", "k3.5v3"}) {
+    EXPECT_EQ(ParsePair(text).status().code(), Code::kUnsupported) << text;
+    EXPECT_TRUE(Contains(ParsePair(text).status().message(), "k8v4"));
+  }
+  const struct {
+    const char *text, *nearest;
+  } cases[] = {{"k4b4", "\"k4v4\""},
+               {"aut", "\"auto\""},
+               {"int4", "\"int8\""},
+               {"k8v8 ", "\"k8v8\""},
+               {"int8_pc+mena", "\"int8_pc+mean\""},
+               {"lm4_g16_pt+hda", "\"lm4_g16_pt+had\""}};
+  for (const auto& c : cases) {
+    const Status status = ParsePair(c.text).status();
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << c.text;
+    EXPECT_TRUE(Contains(status.message(), c.nearest)) << c.text << ": " << status.message();
+  }
+}
+
+TEST(Resolve, Groups) {
+  const Format v = ParseFormat("lm4_pt+had", Side::kV).value();
+  const struct {
+    std::uint32_t dim;
+    int group;
+  } cases[] = {{32, 32},   {40, 40},  {64, 64},  {72, 72},  {80, 80},   {96, 96},
+               {112, 112}, {128, 64}, {136, 68}, {192, 64}, {200, 100}, {576, 64}};
+  for (const auto& c : cases) {
+    const Format resolved = Resolve(v, Side::kV, c.dim).value();
+    EXPECT_EQ(resolved.group, c.group) << c.dim;
+    EXPECT_EQ(Resolve(resolved, Side::kV, c.dim).value(), resolved);
+  }
+  const Format g48 = ParseFormat("lm4_g48_pt", Side::kV).value();
+  EXPECT_EQ(Resolve(g48, Side::kV, 96).value(), g48);
+  const Status status = Resolve(g48, Side::kV, 64).status();
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_TRUE(Contains(status.message(), "48") && Contains(status.message(), "64"))
+      << status.message();
+  const Format k = ParseFormat("int4_pc", Side::kK).value();
+  EXPECT_EQ(Resolve(k, Side::kK, 80).value(), k);
+  EXPECT_FALSE(Resolve(k, Side::kV, 80).ok());
+  EXPECT_FALSE(Resolve(k, Side::kK, 584).ok());
+  EXPECT_FALSE(Resolve(k, Side::kK, 0).ok());
+}
+
+double Bits(const char* name, Side side, std::uint32_t dim, std::uint32_t page_size) {
+  const Format format = Resolve(ParseFormat(name, side).value(), side, dim).value();
+  return BitsPerElement(format, side, dim, page_size);
+}
+
+TEST(BitsPerElement, CountsScalesAndPadding) {
+  EXPECT_EQ(Bits("f16", Side::kK, 64, 64), 16.0);
+  EXPECT_EQ(Bits("int4_pc", Side::kK, 64, 64), 4.25);
+  EXPECT_EQ(Bits("int4_pc", Side::kK, 80, 16), 5.0);
+  EXPECT_EQ(Bits("int8_pc+mean", Side::kK, 128, 128), 8.125);
+  EXPECT_EQ(Bits("lm4_pt+had", Side::kV, 128, 64), 4.125);
+  EXPECT_EQ(Bits("lm4_g32_pt", Side::kV, 128, 64), 4.25);
+  EXPECT_DOUBLE_EQ(Bits("lm4_pt", Side::kV, 40, 64), 4.0 * 48 / 40 + 8.0 / 40);
+  EXPECT_EQ(Bits("int8_pt_sym", Side::kV, 64, 32), 8.125);
+}
+
+// The rows of the table under `heading`: what stands between the bars.
+std::vector<std::vector<std::string>> TableUnder(const std::string& path,
+                                                 const std::string& heading) {
+  std::ifstream file(path);
+  EXPECT_TRUE(file.is_open()) << path;
+  std::vector<std::vector<std::string>> rows;
+  std::string line;
+  bool inside = false;
+  while (std::getline(file, line)) {
+    if (line.rfind("## ", 0) == 0) inside = line == "## " + heading;
+    if (!inside || line.rfind("| `", 0) != 0) continue;
+    std::vector<std::string>& row = rows.emplace_back();
+    std::istringstream cells(line.substr(1));
+    for (std::string cell; std::getline(cells, cell, '|');) {
+      const std::size_t first = cell.find_first_not_of(" `");
+      if (first == cell.npos) continue;
+      row.push_back(cell.substr(first, cell.find_last_not_of(" `") - first + 1));
+    }
+  }
+  return rows;
+}
+
+std::string TwoDecimals(double x) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.2f", x);
+  return text;
+}
+
+TEST(Docs, ListExactlyTheShortNamesWithTheirSizes) {
+  const auto rows = TableUnder(KVTAMP_SOURCE_DIR "/docs/formats.md", "Short names");
+  ASSERT_EQ(rows.size(), ShortNames().size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const ShortName& s = ShortNames()[i];
+    std::vector<std::string> expected = {s.name, s.k, s.v};
+    for (std::uint32_t dim : {64u, 128u}) {
+      const double k = Bits(s.k, Side::kK, dim, 64), v = Bits(s.v, Side::kV, dim, 64);
+      for (double bits : {k, v, (k + v) / 2}) expected.push_back(TwoDecimals(bits));
+    }
+    expected.emplace_back(s.note);
+    EXPECT_EQ(rows[i], expected);
+  }
+}
+
+TEST(Docs, ListExactlyTheFormats) {
+  std::set<std::string> documented, known;
+  for (const auto& row : TableUnder(KVTAMP_SOURCE_DIR "/docs/formats.md", "Formats")) {
+    ASSERT_GE(row.size(), 2u);
+    EXPECT_TRUE(documented.insert(row[1] + " " + row[0]).second) << row[0];
+  }
+  for (Side side : {Side::kK, Side::kV}) {
+    for (const Format& format : AllFormats()) {
+      if (format.group != 0 || !format.coded() || !CodingOf(format, side).ok()) continue;
+      known.insert((side == Side::kK ? "K " : "V ") + FormatName(format));
+    }
+  }
+  EXPECT_EQ(documented, known);
+}
+
+}  // namespace
+}  // namespace kvtamp::codec

@@ -1,0 +1,96 @@
+#include "control/stats.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace kvtamp::control {
+namespace {
+
+Snapshot Sample() {
+  Snapshot s;
+  s.version = "0.1.0";
+  s.device = "KVTAMP";
+  s.ggml_version = "0.25.3";
+  s.cpu = "avx2";
+  s.type = "k4v4";
+  s.format_k = "int4_pc+mean";
+  s.format_v = "lm4_g64_pt+had";
+  s.page_size = 64;
+  s.n_sink = 4;
+  s.residual_length = 64;
+  s.logical_bytes_k = 16000;
+  s.logical_bytes_v = 16000;
+  s.stored_bytes_k = 4500;
+  s.stored_bytes_v = 4000;
+  s.resident = {5000, 1000, 100, 2000, 300, 40};
+  s.resident_peak_bytes = 9000;
+  s.pages = {1, 2, 30};
+  s.cells_used = 2048;
+  s.cells_capacity = 4096;
+  s.rows_written_total = 2050;
+  s.rows_dead = 2;
+  s.caches = {{"kv", 2048, 4096, 1, {{0, 3, 64, 64, "int4_pc+mean", "lm4_g64_pt+had", 32000, 8500}}}};
+  s.fallback_ops = {{"ROPE", "K-shift", 3}};
+  s.warnings = {"flash attention is off"};
+  return s;
+}
+
+TEST(Stats, JsonHasTheNamesOfTheMetrics) {
+  const auto j = nlohmann::json::parse(StatsJson(Sample()));
+  EXPECT_EQ(j.at("logical_bytes"), 32000);
+  EXPECT_EQ(j.at("logical_bytes_by_tensor").at("k"), 16000);
+  EXPECT_EQ(j.at("stored_bytes"), 8500);
+  EXPECT_EQ(j.at("stored_bytes_by_tensor").at("v"), 4000);
+  std::uint64_t sum = 0;
+  for (const auto& [tag, bytes] : j.at("resident_bytes").items()) sum += bytes.get<std::uint64_t>();
+  EXPECT_EQ(j.at("resident_bytes").size(), 6u);
+  EXPECT_EQ(sum, Sample().resident.total());
+  EXPECT_EQ(j.at("resident_total_bytes"), sum);
+  EXPECT_EQ(j.at("resident_peak_bytes"), 9000);
+  EXPECT_DOUBLE_EQ(j.at("bits_per_element").at("k"), 4.5);
+  EXPECT_DOUBLE_EQ(j.at("bits_per_element").at("v"), 4.0);
+  EXPECT_NEAR(j.at("compression_factor"), 32000.0 / 8500.0, 1e-12);
+  EXPECT_EQ(j.at("pages"), (nlohmann::json{{"open", 1}, {"settled", 2}, {"sealed", 30}}));
+  EXPECT_EQ(j.at("rows_written_total"), 2050);
+  EXPECT_EQ(j.at("caches").at(0).at("layers").at(0).at("n_head_kv"), 3);
+  EXPECT_EQ(j.at("fallback_ops").at(0).at("op"), "ROPE");
+  EXPECT_EQ(j.at("warnings").at(0), "flash attention is off");
+}
+
+TEST(Stats, EmptyIsAllZeroAndParses) {
+  const auto j = nlohmann::json::parse(StatsJson({}));
+  EXPECT_EQ(j.at("stored_bytes"), 0);
+  EXPECT_EQ(j.at("compression_factor"), 0);
+  EXPECT_EQ(j.at("bits_per_element").at("k"), 0);
+  EXPECT_TRUE(j.at("caches").empty());
+}
+
+TEST(Stats, BrokenUtf8IsNoError) {
+  Snapshot s;
+  s.warnings = {"\xff\xfe"};
+  EXPECT_TRUE(nlohmann::json::accept(StatsJson(s)));
+}
+
+TEST(Stats, TextSaysWhatMatters) {
+  const std::string text = StatsText(Sample());
+  for (const char* part : {"k4v4", "3.76x", "31.2 KiB", "4.50", "4.00", "30 sealed", "ROPE x3", "2 dead rows",
+                           "flash attention is off"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
+  }
+  EXPECT_EQ(text.find('\n'), std::string::npos);
+  Snapshot plain = Sample();
+  plain.uncompressed_bytes = 1 << 20;
+  EXPECT_NE(StatsText(plain).find("NOT compressed: 1.0 MiB"), std::string::npos);
+  EXPECT_NE(StatsText({}).find("nothing"), std::string::npos);
+}
+
+TEST(Stats, BytesText) {
+  EXPECT_EQ(BytesText(0), "0 B");
+  EXPECT_EQ(BytesText(1023), "1023 B");
+  EXPECT_EQ(BytesText(1024), "1.0 KiB");
+  EXPECT_EQ(BytesText(1536ull << 20), "1.5 GiB");
+}
+
+}  // namespace
+}  // namespace kvtamp::control

@@ -1,0 +1,23 @@
+// What this processor has, and which instruction set the kernels use. One choice per process, made
+// once (Highway's dynamic dispatch); KVTAMP_CPU forces one (read by `control`, passed here).
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+
+namespace kvtamp::cpu {
+
+// Names: "scalar" (plain C++), "sse4", "avx2", "avx512", "avx512_vnni", "neon".
+// All that were compiled in and this processor can run, best first.
+std::vector<std::string> AvailableIsas();
+// In force now.
+std::string ActiveIsa();
+// Forces one for the whole process; "" or "auto" goes back to the best. Unknown or unavailable names
+// are an error that lists the available ones. Not to be called while kernels run.
+Status ForceIsa(std::string_view name);
+
+}  // namespace kvtamp::cpu

@@ -1,0 +1,7 @@
+// Which Highway targets this project compiles. Include it first of all in every file that uses
+// Highway, so that all of them agree.
+#pragma once
+
+#define HWY_WANT_AVX3_DL  // left out by default; it is the one with 8-bit dot products
+// SSSE3 is SSE4's poor sibling; the scalable ones cannot keep vectors in arrays, as our kernels do.
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)

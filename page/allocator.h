@@ -1,0 +1,54 @@
+// Memory of all pages of a cache: slabs of equal blocks, one class per block size.
+//
+// Page formats have few distinct sizes, so a class per exact size (rounded to 64 bytes, for vector loads)
+// wastes nothing inside a block. A slab is one anonymous mapping, small at first and then a fixed share
+// of what its class holds, so that slack stays a few per cent at any size. A slab whose last block is
+// freed goes back to the system, unless the empty ones are below 1/64 of everything: pages that come
+// and go with every micro-batch then cost no system calls. Every byte mapped is counted.
+//
+// Not thread-safe: the cache that owns it serialises.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+
+namespace kvtamp::page {
+
+class Allocator {
+ public:
+  Allocator();
+  ~Allocator();
+  Allocator(const Allocator&) = delete;
+  Allocator& operator=(const Allocator&) = delete;
+
+  // At least `bytes` bytes, 64-byte aligned, contents undefined; null when the system refuses.
+  std::uint8_t* Allocate(std::size_t bytes);
+  // `bytes` as asked for in Allocate.
+  void Free(std::uint8_t* block, std::size_t bytes);
+  // Every block at once; outstanding pointers become invalid.
+  void Clear();
+
+  std::size_t used_bytes() const { return used_; }      // blocks handed out, rounding included
+  std::size_t mapped_bytes() const { return mapped_; }  // slabs
+  std::size_t peak_mapped_bytes() const { return peak_; }
+  std::size_t index_bytes() const;                      // our own bookkeeping
+
+ private:
+  struct Slab;
+  struct Class;
+  Class& ClassOf(std::size_t block_bytes);
+  Slab* NewSlab(Class& c);
+  void Unmap(Slab* slab);
+
+  std::map<std::size_t, std::unique_ptr<Class>> classes_;     // by block size
+  std::map<std::uintptr_t, std::unique_ptr<Slab>> slabs_;     // by base address
+  std::size_t used_ = 0, mapped_ = 0, peak_ = 0;
+  std::size_t empty_ = 0;  // of mapped_, in slabs without a used block
+};
+
+}  // namespace kvtamp::page

@@ -1,0 +1,95 @@
+#include "page/page.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <set>
+
+#include "page/allocator.h"
+#include "page/cell_index.h"
+
+namespace kvtamp::page {
+namespace {
+
+TEST(Allocator, CountsEveryByteAndGivesMemoryBack) {
+  Allocator a;
+  EXPECT_EQ(a.mapped_bytes(), 0u);
+  std::vector<std::uint8_t*> blocks;
+  for (int i = 0; i < 1000; ++i) blocks.push_back(a.Allocate(2176));
+  EXPECT_EQ(a.used_bytes(), 1000u * 2176);
+  EXPECT_GE(a.mapped_bytes(), a.used_bytes());
+  EXPECT_LE(a.mapped_bytes(), a.used_bytes() * 1.06);  // one slab is not full, and each rounds up
+  for (std::uint8_t* b : blocks) {
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(b) % 64, 0u);
+    a.Free(b, 2176);
+  }
+  EXPECT_EQ(a.used_bytes(), 0u);
+  EXPECT_EQ(a.mapped_bytes(), 0u);  // empty slabs stay only beside used ones
+  EXPECT_GT(a.peak_mapped_bytes(), 1000u * 2176);
+  a.Clear();
+  EXPECT_EQ(a.mapped_bytes(), 0u);
+}
+
+TEST(Allocator, BlocksNeverOverlap) {
+  Allocator a;
+  std::mt19937 rng(7);
+  std::vector<std::pair<std::uint8_t*, std::size_t>> held;
+  for (int i = 0; i < 5000; ++i) {
+    if (held.size() > 50 && rng() % 2 == 0) {
+      const std::size_t at = rng() % held.size();
+      auto [p, n] = held[at];
+      for (std::size_t j = 0; j < n; j += 61) ASSERT_EQ(p[j], static_cast<std::uint8_t>(n));
+      a.Free(p, n);
+      held.erase(held.begin() + static_cast<std::ptrdiff_t>(at));
+      continue;
+    }
+    const std::size_t sizes[] = {1, 64, 100, 2176, 24592, 90000};
+    const std::size_t n = sizes[rng() % 6];
+    std::uint8_t* p = a.Allocate(n);
+    ASSERT_NE(p, nullptr);
+    for (std::size_t j = 0; j < n; ++j) p[j] = static_cast<std::uint8_t>(n);
+    held.emplace_back(p, n);
+  }
+}
+
+TEST(CellIndex, FindsWhatWasSetLast) {
+  CellIndex index;
+  EXPECT_EQ(index.Find(0), CellIndex::kNone);
+  EXPECT_EQ(index.Find(1u << 30), CellIndex::kNone);
+  std::mt19937 rng(11);
+  std::vector<std::uint32_t> truth(1000, CellIndex::kNone);
+  for (int i = 0; i < 20000; ++i) {
+    const std::uint32_t cell = rng() % 1000, page = rng() % 5;
+    index.Set(cell, page);
+    truth[cell] = page;
+    const std::uint32_t probe = rng() % 1000;
+    if (truth[probe] != CellIndex::kNone) {
+      ASSERT_EQ(index.Find(probe), truth[probe]);
+    }
+  }
+}
+
+TEST(CellIndex, RunsCostAQuarterByteACell) {
+  CellIndex index;
+  for (std::uint32_t c = 0; c < 64 * 1024; ++c) index.Set(c, c / 64);
+  EXPECT_LE(index.bytes(), 64 * 1024 / 64 * 16 * 2u);
+  // A second pass in other pages leaves runs again, not tables.
+  for (std::uint32_t c = 0; c < 64 * 1024; ++c) index.Set(c, 5000 + c / 64);
+  EXPECT_LE(index.bytes(), 64 * 1024 / 64 * 16 * 2u);
+  EXPECT_EQ(index.Find(64 * 1024 - 1), 5000u + 1023);
+}
+
+TEST(RowMask, ContainsIsSubset) {
+  RowMask a, b;
+  a.set(3);
+  a.set(100);
+  b.set(100);
+  EXPECT_TRUE(a.contains(b));
+  EXPECT_FALSE(b.contains(a));
+  EXPECT_EQ(a.count(), 2u);
+  a.reset(100);
+  EXPECT_FALSE(a.contains(b));
+}
+
+}  // namespace
+}  // namespace kvtamp::page

@@ -1,0 +1,399 @@
+#include "plugins/ggml/buffer.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <string_view>
+
+#include "plugins/ggml/plugin.h"
+#include "plugins/ggml/report.h"
+
+namespace kvtamp::ggml_plugin {
+
+using codec::Side;
+
+namespace {
+
+const std::uint8_t* Bytes(const void* p) { return static_cast<const std::uint8_t*>(p); }
+
+// "cache_k_l12" -> 12; false for anything else, including the host's views of it.
+bool ParseKvName(std::string_view name, Side& side, std::uint32_t& layer) {
+  if (name.starts_with("cache_k_l")) {
+    side = Side::kK;
+  } else if (name.starts_with("cache_v_l")) {
+    side = Side::kV;
+  } else {
+    return false;
+  }
+  name.remove_prefix(9);
+  auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
+  return error == std::errc() && end == name.data() + name.size();
+}
+
+}  // namespace
+
+// --- life --------------------------------------------------------------------------------------------
+
+Buffer* Buffer::From(ggml_backend_buffer_t buffer) { return static_cast<Buffer*>(buffer->context); }
+
+Buffer::~Buffer() {
+  RememberBeforeLoss();
+  Forget(this);
+  cache_.reset();
+  if (base_ != nullptr) munmap(base_, size_);
+}
+
+bool Buffer::Commit(const void* p, std::size_t size) {
+  if (all_committed_ || size == 0) return true;
+  const std::size_t os_page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  const std::size_t offset = static_cast<std::size_t>(Bytes(p) - base_);
+  const std::size_t first = offset / os_page * os_page;
+  const std::size_t last = std::min(size_, (offset + size + os_page - 1) / os_page * os_page);
+  if (mprotect(base_ + first, last - first, PROT_READ | PROT_WRITE) != 0) {
+    Log(LogLevel::kError, "no memory for " + control::BytesText(last - first) + " of plain tensors");
+    return false;
+  }
+  if (first == 0 && last >= size_) all_committed_ = true;
+  return true;
+}
+
+// --- what is in it -----------------------------------------------------------------------------------
+
+void Buffer::RegisterKv(const ggml_tensor* t, std::uint32_t layer, Side side) {
+  auto kv = std::make_unique<KvTensor>();
+  kv->name = t->name;
+  kv->base = static_cast<std::uint8_t*>(t->data);
+  kv->bytes = ggml_nbytes(t);
+  kv->layer = layer;
+  kv->side = side;
+  kv->n_embd = static_cast<std::uint32_t>(t->ne[0]);
+  kv->n_cells = static_cast<std::uint32_t>(t->ne[1]);
+  kv->n_streams = static_cast<std::uint32_t>(t->ne[2] * t->ne[3]);
+  KvLayer& l = layers_[layer];
+  auto& slot = side == Side::kK ? l.k : l.v;
+  if (slot != nullptr) std::erase(by_address_, slot.get());
+  slot = std::move(kv);
+  auto at = std::lower_bound(by_address_.begin(), by_address_.end(), slot->base,
+                             [](const KvTensor* a, const std::uint8_t* b) { return a->base < b; });
+  by_address_.insert(at, slot.get());
+  const KvTensor& me = *slot;
+  if (l.plain) {  // the other side could not be stored
+    if (Commit(me.base, me.bytes)) plain_bytes_ += me.bytes;
+  } else if (t->type != GGML_TYPE_F16) {
+    MakePlain(me, std::string("the host's cache type is ") + ggml_type_name(t->type) +
+                      "; leave -ctk and -ctv at f16 and set kvtamp's own type");
+  } else if (l.k && l.v && (l.k->n_cells != l.v->n_cells || l.k->n_streams != l.v->n_streams)) {
+    MakePlain(me, "K and V differ in cells");
+  }
+}
+
+void Buffer::InitTensor(ggml_tensor* t) {
+  if (t->view_src != nullptr || t->data == nullptr) return;
+  std::uint32_t layer = 0;
+  Side side = Side::kK;
+  if (ParseKvName(t->name, side, layer) && t->ne[3] == 1 && ggml_is_contiguous(t)) {
+    RegisterKv(t, layer, side);
+    return;
+  }
+  if (!HasKv() && !all_committed_) {
+    Commit(base_, size_);
+  } else {
+    Commit(t->data, ggml_nbytes(t));
+  }
+}
+
+const KvTensor* Buffer::Find(const void* address) const {
+  auto it = std::upper_bound(by_address_.begin(), by_address_.end(), Bytes(address),
+                             [](const std::uint8_t* a, const KvTensor* b) { return a < b->base; });
+  if (it == by_address_.begin()) return nullptr;
+  const KvTensor* t = *--it;
+  return Bytes(address) < t->base + t->bytes ? t : nullptr;
+}
+
+bool Buffer::EnsureStored(const KvTensor& t) {
+  KvLayer& l = layer(t);
+  if (l.plain) return false;
+  if (l.in_store) return true;
+  if (l.k == nullptr) {
+    MakePlain(t, "V without K");
+    return false;
+  }
+  const auto settings = CurrentSettings();
+  if (cache_ == nullptr) {
+    const store::Options options{settings->page_size, settings->n_sink, settings->residual_length};
+    cache_ = std::make_unique<store::Cache>(options, t.n_streams, t.n_cells);
+  }
+  if (t.n_cells != cache_->n_cells() || t.n_streams != cache_->n_streams()) {
+    MakePlain(t, "layers of one buffer differ in cells");
+    return false;
+  }
+  Status s = cache_->AddLayer(t.layer, l.k->n_embd, l.v ? l.v->n_embd : 0,
+                              settings->TypeOfLayer(t.layer));
+  if (!s.ok()) {
+    MakePlain(t, s.message());
+    return false;
+  }
+  l.in_store = true;
+  return true;
+}
+
+bool Buffer::SetHeads(const KvTensor& t, std::uint32_t n_head_kv) {
+  if (!EnsureStored(t)) return false;
+  Status s = cache_->SetHeads(t.layer, n_head_kv);
+  if (!s.ok()) MakePlain(t, s.message());
+  return s.ok();
+}
+
+void Buffer::MakePlain(const KvTensor& t, const std::string& why) {
+  KvLayer& l = layer(t);
+  if (l.plain) return;
+  NoteFallback("layer " + std::to_string(t.layer), why);
+  for (KvTensor* side : {l.k.get(), l.v.get()}) {
+    if (side == nullptr || !Commit(side->base, side->bytes)) continue;
+    plain_bytes_ += side->bytes;
+    if (!l.in_store) continue;
+    std::vector<half_t> row(side->n_embd);
+    for (std::uint64_t c = 0; c < std::uint64_t{side->n_cells} * side->n_streams; ++c)
+      if (cache_->Read(t.layer, side->side, c, row.data()))
+        std::memcpy(side->base + c * side->row_bytes(), row.data(), side->row_bytes());
+  }
+  l.plain = true;
+  if (l.in_store) cache_->RemoveLayer(t.layer);
+  l.in_store = false;
+}
+
+void Buffer::MakeAllPlain(const std::string& why) {
+  for (auto& [id, l] : layers_) MakePlain(l.k ? *l.k : *l.v, why);
+}
+
+// --- byte ranges -------------------------------------------------------------------------------------
+
+template <class F>
+void Buffer::ForRows(const KvTensor& t, const void* address, std::size_t size, F&& fn) {
+  std::size_t offset = static_cast<std::size_t>(Bytes(address) - t.base);
+  const std::size_t row = t.row_bytes();
+  for (std::size_t done = 0; done < size;) {
+    const std::size_t in_row = offset % row;
+    const std::size_t n = std::min(row - in_row, size - done);
+    fn(offset / row, in_row, done, n);
+    done += n;
+    offset += n;
+  }
+}
+
+void Buffer::Patch(const KvTensor& t, const void* address, const std::uint8_t* data,
+                   std::uint8_t value, std::size_t size) {
+  if (!EnsureStored(t)) {
+    if (data != nullptr) {
+      std::memcpy(const_cast<void*>(address), data, size);
+    } else {
+      std::memset(const_cast<void*>(address), value, size);
+    }
+    return;
+  }
+  std::vector<half_t> row(t.n_embd);
+  Status failed;
+  ForRows(t, address, size, [&](std::uint64_t cell, std::size_t in_row, std::size_t at, std::size_t n) {
+    if (!failed.ok()) return;
+    const bool exists = cache_->Read(t.layer, t.side, cell, row.data());
+    auto* bytes = reinterpret_cast<std::uint8_t*>(row.data());
+    if (data != nullptr) {
+      std::memcpy(bytes + in_row, data + at, n);
+    } else {
+      std::memset(bytes + in_row, value, n);
+    }
+    // A row that was never written reads as zeros already.
+    const bool zero = std::all_of(row.begin(), row.end(), [](half_t h) { return h == 0; });
+    if (zero && !exists) return;
+    failed = cache_->Write(t.layer, t.side, std::span(&cell, 1), row.data(), t.n_embd);
+  });
+  layer(t).wrote = true;
+  if (!failed.ok()) Log(LogLevel::kError, failed.message() + ": rows of " + t.name + " were lost");
+}
+
+void Buffer::Set(const void* address, const void* data, std::size_t size) {
+  const KvTensor* t = Find(address);
+  if (IsStored(t)) {
+    Patch(*t, address, Bytes(data), 0, size);
+  } else if (Commit(address, size)) {
+    std::memcpy(const_cast<void*>(address), data, size);
+  }
+}
+
+void Buffer::Fill(const void* address, std::uint8_t value, std::size_t size) {
+  const KvTensor* t = Find(address);
+  if (IsStored(t)) {
+    Patch(*t, address, nullptr, value, size);
+  } else if (Commit(address, size)) {
+    std::memset(const_cast<void*>(address), value, size);
+  }
+}
+
+void Buffer::Get(const void* address, void* data, std::size_t size) {
+  const KvTensor* t = Find(address);
+  if (!IsStored(t)) {
+    if (Commit(address, size)) std::memcpy(data, address, size);
+    return;
+  }
+  if (!layer(*t).in_store) {
+    std::memset(data, 0, size);
+    return;
+  }
+  std::vector<half_t> row(t->n_embd);
+  auto* out = static_cast<std::uint8_t*>(data);
+  ForRows(*t, address, size, [&](std::uint64_t cell, std::size_t in_row, std::size_t at, std::size_t n) {
+    cache_->Read(t->layer, t->side, cell, row.data());
+    std::memcpy(out + at, Bytes(row.data()) + in_row, n);
+  });
+}
+
+// Whole stream to whole stream of the same tensor stays coded; everything else goes through the host's
+// read and write.
+bool Buffer::Copy(const ggml_tensor* src, ggml_tensor* dst) {
+  if (!IsOurs(BufferOf(src)) || From(BufferOf(src)) != this) return false;
+  const KvTensor* from = Find(src->data);
+  const KvTensor* to = Find(dst->data);
+  if (from == nullptr || from != to || !IsStored(to) || !layer(*to).in_store) return false;
+  const std::size_t stream_bytes = to->row_bytes() * to->n_cells;
+  const std::size_t a = static_cast<std::size_t>(Bytes(src->data) - from->base);
+  const std::size_t b = static_cast<std::size_t>(Bytes(dst->data) - to->base);
+  if (ggml_nbytes(src) != stream_bytes || ggml_nbytes(dst) != stream_bytes) return false;
+  if (a % stream_bytes != 0 || b % stream_bytes != 0) return false;
+  Status s = cache_->CopySide(to->layer, to->side, static_cast<std::uint32_t>(a / stream_bytes),
+                              static_cast<std::uint32_t>(b / stream_bytes));
+  if (!s.ok()) Log(LogLevel::kError, s.message() + ": a sequence could not be copied");
+  return s.ok();
+}
+
+void Buffer::Clear(std::uint8_t value) {
+  if (cache_ != nullptr) {
+    RememberBeforeLoss();
+    cache_->Clear();
+  }
+  if (!HasKv()) {
+    if (value == 0 && !all_committed_) return;  // pages not committed yet are zero
+    if (Commit(base_, size_)) std::memset(base_, value, size_);
+    return;
+  }
+  for (auto& [id, l] : layers_) {
+    for (KvTensor* t : {l.k.get(), l.v.get()}) {
+      if (t == nullptr) continue;
+      if (l.plain) {
+        std::memset(t->base, value, t->bytes);
+      } else if (value != 0) {
+        Patch(*t, t->base, nullptr, value, t->bytes);
+      }
+    }
+  }
+}
+
+void Buffer::AddTo(control::Snapshot& out) {
+  out.uncompressed_bytes += plain_bytes_;
+  if (cache_ == nullptr) return;
+  const store::CacheBytes b = cache_->bytes();
+  control::CacheStats cs;
+  cs.name = "kv";
+  cs.cells_used = b.cells_used;
+  cs.cells_capacity = cache_->n_cells();
+  cs.n_streams = cache_->n_streams();
+  std::uint64_t own[2] = {}, slack = b.allocator_slack, index = b.shared_index;
+  for (const store::LayerBytes& l : b.layers) {
+    control::LayerStats ls;
+    ls.layer = l.layer;
+    ls.n_head_kv = l.n_head_kv;
+    ls.head_size_k = l.head_size_k;
+    ls.head_size_v = l.head_size_v;
+    ls.format_k = codec::FormatName(l.format.k);
+    ls.format_v = codec::FormatName(l.format.v);
+    ls.logical_bytes = l.logical[0] + l.logical[1];
+    out.logical_bytes_k += l.logical[0];
+    out.logical_bytes_v += l.logical[1];
+    for (int s = 0; s < 2; ++s) {
+      out.resident.coded += l.sum.coded[s];
+      out.resident.scales += l.sum.scales[s];
+      out.resident.open += l.sum.open[s];
+      const std::uint64_t side = l.sum.coded[s] + l.sum.scales[s] + l.sum.open[s];
+      own[s] += side;
+      ls.stored_bytes += side;
+    }
+    ls.stored_bytes += l.sum.slack + l.sum.index;
+    slack += l.sum.slack;
+    index += l.sum.index;
+    out.pages.open += l.sum.n_open;
+    out.pages.settled += l.sum.n_settled;
+    out.pages.sealed += l.sum.n_sealed;
+    out.rows_dead = std::max(out.rows_dead, l.sum.dead_rows);
+    cs.layers.push_back(std::move(ls));
+  }
+  out.resident.slack += slack;
+  out.resident.index += index;
+  out.resident.scratch += b.scratch;
+  // What no side owns is shared by both in proportion.
+  const std::uint64_t both = own[0] + own[1];
+  const std::uint64_t k_share = both == 0 ? 0 : (slack + index) * own[0] / both;
+  out.stored_bytes_k += own[0] + k_share;
+  out.stored_bytes_v += own[1] + (slack + index) - k_share;
+  out.resident_peak_bytes += b.peak_mapped + index + b.scratch;
+  out.rows_written_total = std::max(out.rows_written_total, b.rows_written);
+  const std::uint64_t cells = std::uint64_t{cs.cells_capacity} * cs.n_streams;
+  if (cells >= out.cells_capacity) {
+    out.cells_capacity = cells;
+    out.cells_used = b.cells_used;
+  }
+  out.caches.push_back(std::move(cs));
+}
+
+// --- ggml_backend_buffer_i ---------------------------------------------------------------------------
+
+namespace {
+
+constexpr std::size_t kOsPage = 4096;
+
+Buffer* Of(ggml_backend_buffer_t b) { return Buffer::From(b); }
+
+const ggml_backend_buffer_i kInterface = {
+    /* .free_buffer   = */ [](ggml_backend_buffer_t b) { delete Of(b); },
+    /* .get_base      = */ [](ggml_backend_buffer_t b) { return Of(b)->base(); },
+    /* .init_tensor   = */
+    [](ggml_backend_buffer_t b, ggml_tensor* t) {
+      Of(b)->InitTensor(t);
+      return GGML_STATUS_SUCCESS;
+    },
+    /* .memset_tensor = */
+    [](ggml_backend_buffer_t b, ggml_tensor* t, std::uint8_t value, std::size_t offset,
+       std::size_t size) { Of(b)->Fill(Bytes(t->data) + offset, value, size); },
+    /* .set_tensor    = */
+    [](ggml_backend_buffer_t b, ggml_tensor* t, const void* data, std::size_t offset,
+       std::size_t size) { Of(b)->Set(Bytes(t->data) + offset, data, size); },
+    /* .get_tensor    = */
+    [](ggml_backend_buffer_t b, const ggml_tensor* t, void* data, std::size_t offset,
+       std::size_t size) { Of(b)->Get(Bytes(t->data) + offset, data, size); },
+    /* .set_tensor_2d = */ nullptr,
+    /* .get_tensor_2d = */ nullptr,
+    /* .cpy_tensor    = */
+    [](ggml_backend_buffer_t b, const ggml_tensor* src, ggml_tensor* dst) {
+      return Of(b)->Copy(src, dst);
+    },
+    /* .clear         = */ [](ggml_backend_buffer_t b, std::uint8_t value) { Of(b)->Clear(value); },
+    /* .reset         = */ nullptr,
+};
+
+}  // namespace
+
+ggml_backend_buffer_t Buffer::Alloc(ggml_backend_buffer_type_t buft, std::size_t size) {
+  const std::size_t bytes = std::max(kOsPage, (size + kOsPage - 1) / kOsPage * kOsPage);
+  void* p = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) {
+    Log(LogLevel::kError, "no address space for " + control::BytesText(size));
+    return nullptr;
+  }
+  auto* buffer = new Buffer(bytes);
+  buffer->base_ = static_cast<std::uint8_t*>(p);
+  Remember(buffer);
+  return ggml_backend_buffer_init(buft, kInterface, buffer, size);
+}
+
+}  // namespace kvtamp::ggml_plugin

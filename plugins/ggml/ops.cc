@@ -1,0 +1,373 @@
+#include "plugins/ggml/ops.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <vector>
+
+#include "base/executor.h"
+#include "base/log.h"
+#include "plugins/ggml/buffer.h"
+#include "plugins/ggml/plugin.h"
+
+namespace kvtamp::ggml_plugin {
+
+using codec::Side;
+
+namespace {
+
+// The host's threads: ggml-cpu of stock builds runs OpenMP teams too, and a runtime shared by both
+// keeps one team in the process.
+class OmpExecutor final : public Executor {
+ public:
+  explicit OmpExecutor(int n) : n_(std::max(1, n)) {}
+  int n_threads() const override { return n_; }
+  void Run(void (*fn)(void*, int), void* arg) override {
+    if (n_ == 1) {
+      fn(arg, 0);
+      return;
+    }
+#pragma omp parallel num_threads(n_)
+    {
+      // A smaller team than asked for must still do every worker's part.
+      for (int w = omp_get_thread_num(); w < n_; w += omp_get_num_threads()) fn(arg, w);
+    }
+  }
+
+ private:
+  const int n_;
+};
+
+Buffer* OurBuffer(const ggml_tensor* t) {
+  if (t == nullptr) return nullptr;
+  ggml_backend_buffer_t b = BufferOf(t);
+  return IsOurs(b) ? Buffer::From(b) : nullptr;
+}
+
+const KvTensor* KvOf(const ggml_tensor* t) {
+  Buffer* b = OurBuffer(t);
+  return b == nullptr || t->data == nullptr ? nullptr : b->Find(t->data);
+}
+
+bool IsViewOp(const ggml_tensor* t) {
+  return t->op == GGML_OP_NONE || t->op == GGML_OP_VIEW || t->op == GGML_OP_RESHAPE ||
+         t->op == GGML_OP_PERMUTE || t->op == GGML_OP_TRANSPOSE;
+}
+
+float ParamF32(const ggml_tensor* t, int i) {
+  return std::bit_cast<float>(t->op_params[i]);
+}
+
+// Where an attention op's K and V lie in the store, checked against the only layout the host's caches
+// have: all heads of a cell in one row, one stream after the other.
+struct AttentionLayout {
+  const KvTensor* k = nullptr;
+  const KvTensor* v = nullptr;
+  std::uint32_t n_head_kv = 0, first_stream = 0, n_streams = 0;
+  const char* why_not = nullptr;  // null: it fits
+};
+
+const char* CheckSide(const KvTensor& kv, const ggml_tensor* t, std::uint32_t n_head_kv,
+                      std::uint32_t& first_stream) {
+  const std::size_t row = kv.row_bytes();
+  if (t->type != GGML_TYPE_F16) return "a cache type other than f16";
+  if (static_cast<std::size_t>(t->ne[0]) * n_head_kv != kv.n_embd) return "heads that do not fill a row";
+  if (t->nb[0] != 2 || t->nb[1] != row) return "rows in an unknown layout";
+  if (n_head_kv > 1 && t->nb[2] != static_cast<std::size_t>(t->ne[0]) * 2) return "heads in an unknown layout";
+  if (t->ne[3] > 1 && t->nb[3] != row * kv.n_cells) return "streams in an unknown layout";
+  const std::size_t offset =
+      static_cast<std::size_t>(static_cast<const std::uint8_t*>(t->data) - kv.base);
+  if (offset % (row * kv.n_cells) != 0) return "a view that starts inside a stream";
+  first_stream = static_cast<std::uint32_t>(offset / (row * kv.n_cells));
+  return nullptr;
+}
+
+AttentionLayout LayoutOf(const ggml_tensor* op) {
+  AttentionLayout a;
+  const ggml_tensor *q = op->src[0], *k = op->src[1], *v = op->src[2];
+  a.k = KvOf(k);
+  a.v = KvOf(v);
+  if (a.k == nullptr || a.v == nullptr) {
+    a.why_not = "K or V is not a cache tensor";
+    return a;
+  }
+  if (a.k->side != Side::kK || a.v->side != Side::kV || a.k->layer != a.v->layer) {
+    a.why_not = "K and V share memory or belong to different layers (latent attention)";
+    return a;
+  }
+  a.n_head_kv = static_cast<std::uint32_t>(k->ne[2]);
+  a.n_streams = static_cast<std::uint32_t>(k->ne[3]);
+  std::uint32_t v_first = 0;
+  a.why_not = CheckSide(*a.k, k, a.n_head_kv, a.first_stream);
+  if (a.why_not == nullptr) a.why_not = CheckSide(*a.v, v, a.n_head_kv, v_first);
+  if (a.why_not != nullptr) return a;
+  if (v->ne[2] != k->ne[2] || v->ne[3] != k->ne[3] || v->ne[1] != k->ne[1] || v_first != a.first_stream)
+    a.why_not = "K and V views that differ";
+  else if (q->type != GGML_TYPE_F32 || q->nb[0] != 4 || q->ne[3] != k->ne[3] || q->ne[2] % k->ne[2] != 0)
+    a.why_not = "queries in an unknown layout";
+  else if (op->src[3] != nullptr && (op->src[3]->type != GGML_TYPE_F16 || op->src[3]->nb[0] != 2))
+    a.why_not = "a mask in an unknown layout";
+  return a;
+}
+
+// Learns a layer's head size as early as the host shows it, and settles early what the store cannot
+// hold: before the first row nothing has to be moved.
+bool PrepareAttention(const ggml_tensor* op) {
+  const AttentionLayout a = LayoutOf(op);
+  Buffer* b = OurBuffer(op->src[1]);
+  if (a.why_not == nullptr) return b->SetHeads(*a.k, a.n_head_kv);
+  if (a.k != nullptr) b->MakePlain(*a.k, a.why_not);
+  if (a.v != nullptr) OurBuffer(op->src[2])->MakePlain(*a.v, a.why_not);
+  return false;
+}
+
+// A sequence's first tokens show in the mask: a query that sees at most n_sink cells. Those cells are
+// the ones every later token leans on.
+void FindSinks(const half_t* mask, std::size_t row_stride, std::uint32_t n_tok, std::uint32_t n_kv,
+               std::uint32_t n_sink, std::vector<std::uint32_t>& cells) {
+  constexpr half_t kMasked = 0xFC00;
+  cells.clear();
+  std::uint32_t seen[64];
+  for (std::uint32_t t = 0; t < n_tok; ++t) {
+    const half_t* row = mask + t * row_stride;
+    std::uint32_t n = 0;
+    for (std::uint32_t base = 0; base < n_kv && n <= n_sink; base += 256) {
+      const std::uint32_t end = std::min(n_kv, base + 256);
+      std::uint32_t open = 0;
+      for (std::uint32_t i = base; i < end; ++i) open += row[i] != kMasked;  // vectorised
+      if (open == 0) continue;
+      for (std::uint32_t i = base; i < end && n <= n_sink; ++i) {
+        if (row[i] == kMasked) continue;
+        if (n < n_sink) seen[n] = i;
+        n++;
+      }
+    }
+    if (n <= n_sink) cells.insert(cells.end(), seen, seen + n);
+  }
+  std::sort(cells.begin(), cells.end());
+  cells.erase(std::unique(cells.begin(), cells.end()), cells.end());
+}
+
+}  // namespace
+
+bool SupportsOp(const ggml_tensor* op) {
+  if (IsViewOp(op)) return true;
+  if (IsOurs(BufferOf(op))) {
+    // Flash attention is off: V is stored transposed, element by element, which no page can hold.
+    if (op->op == GGML_OP_SET_ROWS && op->ne[0] == 1) {
+      if (const KvTensor* kv = KvOf(op); kv != nullptr && kv->n_embd != 1)
+        OurBuffer(op)->MakeAllPlain("flash attention is off (-fa on keeps the cache compressed)");
+    }
+    return true;
+  }
+  if (op->op == GGML_OP_FLASH_ATTN_EXT && IsOurs(BufferOf(op->src[1])) &&
+      IsOurs(BufferOf(op->src[2]))) {
+    if (OurBuffer(op->src[1]) != nullptr && OurBuffer(op->src[2]) != nullptr) PrepareAttention(op);
+    return true;
+  }
+  // Reading recurrent state in place saves the host a copy of all of it for every token.
+  if (op->op == GGML_OP_GET_ROWS || op->op == GGML_OP_SSM_SCAN) {
+    Buffer* b = OurBuffer(op->src[0]);
+    return b != nullptr && !b->HasKv() && BufferOf(op->src[0])->usage != GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+  }
+  return false;
+}
+
+ggml_status Backend::HostCompute(ggml_tensor* node, const char* why) {
+  for (int i = -1; i < GGML_MAX_SRC; ++i) {
+    const ggml_tensor* t = i < 0 ? node : node->src[i];
+    Buffer* b = OurBuffer(t);
+    if (b == nullptr) continue;
+    if (const KvTensor* kv = b->Find(t->data)) {
+      b->MakePlain(*kv, std::string(ggml_op_name(node->op)) + ": " + why);
+    } else if (!b->Commit(t->data, ggml_nbytes(t))) {
+      return GGML_STATUS_ALLOC_FAILED;
+    }
+  }
+  return delegate_.Compute(node, n_threads);
+}
+
+ggml_status Backend::SetRows(ggml_tensor* node) {
+  const KvTensor* kv = KvOf(node);
+  if (kv == nullptr) return HostCompute(node, "not a cache tensor");
+  Buffer* b = OurBuffer(node);
+  const ggml_tensor *rows = node->src[0], *index = node->src[1];
+  const std::size_t offset =
+      static_cast<std::size_t>(static_cast<const std::uint8_t*>(node->data) - kv->base);
+  const bool whole_rows = node->ne[0] == kv->n_embd && node->nb[1] == kv->row_bytes() &&
+                          node->ne[2] == 1 && node->ne[3] == 1 && rows->ne[2] == 1 &&
+                          rows->ne[3] == 1 && offset % kv->row_bytes() == 0;
+  const bool types = (rows->type == GGML_TYPE_F32 || rows->type == GGML_TYPE_F16) &&
+                     (index->type == GGML_TYPE_I64 || index->type == GGML_TYPE_I32);
+  if (!whole_rows || !types) {
+    return HostCompute(node, node->ne[0] == 1 ? "flash attention is off (-fa on keeps the cache compressed)"
+                                              : "rows written in parts");
+  }
+  if (!b->EnsureStored(*kv)) return HostCompute(node, "layer is plain");
+  std::vector<std::uint64_t> cells(static_cast<std::size_t>(rows->ne[1]));
+  const std::uint64_t first = offset / kv->row_bytes();
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    const auto* p = static_cast<const std::uint8_t*>(index->data) + i * index->nb[0];
+    const std::int64_t cell = index->type == GGML_TYPE_I64 ? *reinterpret_cast<const std::int64_t*>(p)
+                                                           : *reinterpret_cast<const std::int32_t*>(p);
+    cells[i] = first + static_cast<std::uint64_t>(cell);
+  }
+  store::Cache& cache = *b->cache();
+  Status s = rows->type == GGML_TYPE_F32
+                 ? cache.Write(kv->layer, kv->side, cells, static_cast<const float*>(rows->data),
+                               rows->nb[1] / sizeof(float))
+                 : cache.Write(kv->layer, kv->side, cells, static_cast<const half_t*>(rows->data),
+                               rows->nb[1] / sizeof(half_t));
+  b->layer(*kv).wrote = true;
+  if (s.ok()) return GGML_STATUS_SUCCESS;
+  Log(LogLevel::kError, s.message());
+  return s.code() == Code::kOutOfMemory ? GGML_STATUS_ALLOC_FAILED : GGML_STATUS_FAILED;
+}
+
+ggml_status Backend::Attend(ggml_tensor* node) {
+  if (!PrepareAttention(node)) return HostCompute(node, "layer is plain");
+  const AttentionLayout a = LayoutOf(node);
+  Buffer* b = OurBuffer(node->src[1]);
+  KvLayer& layer = b->layer(*a.k);
+  if (layer.plain || OurBuffer(node->src[2]) != b) return HostCompute(node, "layer is plain");
+  const ggml_tensor *q = node->src[0], *mask = node->src[3], *sinks = node->src[4];
+
+  attention::Params params;
+  params.n_head = static_cast<std::uint32_t>(q->ne[2]);
+  params.scale = ParamF32(node, 0);
+  params.max_bias = ParamF32(node, 1);
+  params.softcap = ParamF32(node, 2);
+  params.sinks = sinks == nullptr ? nullptr : static_cast<const float*>(sinks->data);
+
+  const std::uint32_t n_tok = static_cast<std::uint32_t>(q->ne[1]);
+  const std::uint32_t n_kv = static_cast<std::uint32_t>(node->src[1]->ne[1]);
+  const std::uint32_t n_sink = CurrentSettings()->n_sink;
+  store::Cache& cache = *b->cache();
+  std::vector<store::Cache::StreamJob> jobs(a.n_streams);
+  std::vector<std::uint32_t> sink_cells;
+  for (std::uint32_t s = 0; s < a.n_streams; ++s) {
+    jobs[s].stream = a.first_stream + s;
+    attention::Job& j = jobs[s].job;
+    j.q = reinterpret_cast<const float*>(static_cast<const std::uint8_t*>(q->data) + s * q->nb[3]);
+    j.q_tok_stride = q->nb[1] / sizeof(float);
+    j.q_head_stride = q->nb[2] / sizeof(float);
+    j.out = reinterpret_cast<float*>(static_cast<std::uint8_t*>(node->data) + s * node->nb[3]);
+    j.out_tok_stride = node->nb[2] / sizeof(float);
+    j.out_head_stride = node->nb[1] / sizeof(float);
+    j.n_tok = n_tok;
+    j.n_kv = n_kv;
+    if (mask != nullptr) {
+      j.mask = reinterpret_cast<const half_t*>(static_cast<const std::uint8_t*>(mask->data) +
+                                               (s % mask->ne[3]) * mask->nb[3]);
+      j.mask_tok_stride = mask->nb[1] / sizeof(half_t);
+      j.mask_head_stride = mask->ne[2] > 1 ? mask->nb[2] / sizeof(half_t) : 0;
+      if (layer.wrote && n_sink > 0) {
+        FindSinks(j.mask, j.mask_tok_stride, n_tok, n_kv, n_sink, sink_cells);
+        if (!sink_cells.empty()) cache.MarkSinks(a.k->layer, jobs[s].stream, sink_cells);
+      }
+    }
+  }
+  OmpExecutor executor(n_threads);
+  Status s = cache.Attend(a.k->layer, jobs, params, executor);
+  if (s.ok() && layer.wrote) {
+    // The micro-batch has attended its own rows in f16; now they may be coded.
+    s = cache.Maintain(a.k->layer, executor);
+    layer.wrote = false;
+  }
+  if (s.ok()) return GGML_STATUS_SUCCESS;
+  Log(LogLevel::kError, s.message());
+  return s.code() == Code::kOutOfMemory ? GGML_STATUS_ALLOC_FAILED : GGML_STATUS_FAILED;
+}
+
+// K-shift: ROPE in place over the cells, by a shift per cell. The shifted rows go through ggml's own
+// ROPE as one small tensor, and back.
+ggml_status Backend::Shift(ggml_tensor* node) {
+  const KvTensor* kv = KvOf(node);
+  Buffer* b = OurBuffer(node);
+  const ggml_tensor *in = node->src[0], *shifts = node->src[1];
+  if (kv == nullptr || kv->side != Side::kK || in->data != node->data || node->type != GGML_TYPE_F16 ||
+      node->nb[2] != kv->row_bytes() || node->ne[3] != 1)
+    return HostCompute(node, "not a shift of whole cells");
+  if (!b->EnsureStored(*kv)) return HostCompute(node, "layer is plain");
+  store::Cache& cache = *b->cache();
+  const std::size_t offset =
+      static_cast<std::size_t>(static_cast<const std::uint8_t*>(node->data) - kv->base);
+  const std::uint64_t first = offset / kv->row_bytes();
+  const std::size_t in_row = offset % kv->row_bytes();
+  const auto* delta = static_cast<const std::int32_t*>(shifts->data);
+
+  std::vector<std::uint64_t> cells;
+  std::vector<std::int32_t> deltas;
+  std::vector<half_t> rows, row(kv->n_embd);
+  for (std::int64_t i = 0; i < node->ne[2]; ++i) {
+    if (delta[i] == 0 || !cache.Read(kv->layer, Side::kK, first + static_cast<std::uint64_t>(i), row.data()))
+      continue;
+    cells.push_back(first + static_cast<std::uint64_t>(i));
+    deltas.push_back(delta[i]);
+    rows.insert(rows.end(), row.begin(), row.end());
+  }
+  if (cells.empty()) return GGML_STATUS_SUCCESS;
+
+  ggml_tensor x = *in, index = *shifts, op = *node;
+  x.ne[2] = op.ne[2] = static_cast<std::int64_t>(cells.size());
+  x.nb[3] = op.nb[3] = x.nb[2] * cells.size();
+  x.data = op.data = reinterpret_cast<std::uint8_t*>(rows.data()) + in_row;
+  index.ne[0] = static_cast<std::int64_t>(cells.size());
+  index.data = deltas.data();
+  x.buffer = op.buffer = index.buffer = nullptr;
+  x.view_src = op.view_src = index.view_src = nullptr;
+  x.op = index.op = GGML_OP_NONE;
+  op.src[0] = &x;
+  op.src[1] = &index;
+  if (ggml_status st = delegate_.Compute(&op, n_threads); st != GGML_STATUS_SUCCESS) return st;
+
+  for (std::size_t i = 0; i < cells.size();) {
+    const std::uint32_t stream = static_cast<std::uint32_t>(cells[i] / kv->n_cells);
+    std::vector<std::uint32_t> of_stream;
+    std::size_t end = i;
+    for (; end < cells.size() && cells[end] / kv->n_cells == stream; ++end)
+      of_stream.push_back(static_cast<std::uint32_t>(cells[end] % kv->n_cells));
+    Status s = cache.ReplaceK(kv->layer, stream, of_stream, rows.data() + i * kv->n_embd);
+    if (!s.ok()) {
+      Log(LogLevel::kError, s.message());
+      return GGML_STATUS_FAILED;
+    }
+    i = end;
+  }
+  return GGML_STATUS_SUCCESS;
+}
+
+ggml_status Backend::ComputeNode(ggml_tensor* node) {
+  switch (node->op) {
+    case GGML_OP_SET_ROWS:
+      return SetRows(node);
+    case GGML_OP_FLASH_ATTN_EXT:
+      return Attend(node);
+    case GGML_OP_ROPE:
+      return Shift(node);
+    default:
+      return HostCompute(node, "an op the store does not know");
+  }
+}
+
+ggml_status Backend::Compute(ggml_cgraph* graph) {
+  const int n = ggml_graph_n_nodes(graph);
+  // Heads first: rows of a graph may come before the attention that tells their layout.
+  for (int i = 0; i < n; ++i) {
+    const ggml_tensor* node = ggml_graph_node(graph, i);
+    if (node->op == GGML_OP_FLASH_ATTN_EXT && OurBuffer(node->src[1]) != nullptr &&
+        OurBuffer(node->src[2]) != nullptr)
+      PrepareAttention(node);
+  }
+  for (int i = 0; i < n; ++i) {
+    ggml_tensor* node = ggml_graph_node(graph, i);
+    if (IsViewOp(node) || ggml_is_empty(node) || !(node->flags & GGML_TENSOR_FLAG_COMPUTE)) continue;
+    if (abort_callback != nullptr && abort_callback(abort_data)) return GGML_STATUS_ABORTED;
+    if (ggml_status s = ComputeNode(node); s != GGML_STATUS_SUCCESS) return s;
+  }
+  return GGML_STATUS_SUCCESS;
+}
+
+}  // namespace kvtamp::ggml_plugin

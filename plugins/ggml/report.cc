@@ -1,0 +1,115 @@
+#include "plugins/ggml/report.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <mutex>
+#include <vector>
+
+#include "base/version.h"
+#include "cpu/cpu.h"
+#include "ggml.h"
+#include "plugins/ggml/buffer.h"
+#include "plugins/ggml/plugin.h"
+
+namespace kvtamp::ggml_plugin {
+namespace {
+
+struct Book {
+  std::recursive_mutex mutex;
+  std::vector<Buffer*> buffers;
+  std::vector<control::FallbackOp> fallbacks;
+  control::Snapshot fullest;
+};
+Book& book() {
+  static Book* b = new Book;  // outlives every buffer, whatever the order of exit
+  return *b;
+}
+
+}  // namespace
+
+void Remember(Buffer* buffer) {
+  std::lock_guard lock(book().mutex);
+  book().buffers.push_back(buffer);
+}
+
+void Forget(Buffer* buffer) {
+  std::lock_guard lock(book().mutex);
+  std::erase(book().buffers, buffer);
+}
+
+control::Snapshot TakeSnapshot() {
+  std::lock_guard lock(book().mutex);
+  const auto settings = CurrentSettings();
+  control::Snapshot s;
+  s.version = KVTAMP_VERSION;
+  s.device = kDeviceName;
+  s.ggml_version = ggml_version();
+  s.cpu = cpu::ActiveIsa();
+  s.type = codec::PairName(settings->type);
+  s.format_k = codec::FormatName(settings->type.k);
+  s.format_v = codec::FormatName(settings->type.v);
+  s.page_size = settings->page_size;
+  s.n_sink = settings->n_sink;
+  s.residual_length = settings->residual_length;
+  for (Buffer* b : book().buffers) b->AddTo(s);
+  for (const control::CacheStats& c : s.caches) {
+    if (c.layers.empty()) continue;
+    // Resolved to the model's head sizes, which the settings do not know.
+    s.format_k = c.layers[0].format_k;
+    s.format_v = c.layers[0].format_v;
+    break;
+  }
+  s.fallback_ops = book().fallbacks;
+  return s;
+}
+
+void RememberBeforeLoss() {
+  control::Snapshot now = TakeSnapshot();
+  std::lock_guard lock(book().mutex);
+  if (now.logical_bytes() + now.uncompressed_bytes >=
+      book().fullest.logical_bytes() + book().fullest.uncompressed_bytes) {
+    book().fullest = std::move(now);
+  }
+}
+
+control::Snapshot FinalSnapshot() {
+  RememberBeforeLoss();
+  std::lock_guard lock(book().mutex);
+  return book().fullest;
+}
+
+void NoteFallback(const std::string& op, const std::string& reason) {
+  std::lock_guard lock(book().mutex);
+  for (control::FallbackOp& f : book().fallbacks) {
+    if (f.reason == reason) {
+      f.count++;
+      return;
+    }
+  }
+  book().fallbacks.push_back({op, reason, 1});
+  Log(LogLevel::kWarn, op + " is kept uncompressed and computed by ggml's own code: " + reason);
+}
+
+const char* StatsJsonNow() {
+  thread_local std::string json;
+  json = control::StatsJson(TakeSnapshot());
+  return json.c_str();
+}
+
+void ReportAtExit() {
+  const auto settings = CurrentSettings();
+  const control::Snapshot s = FinalSnapshot();
+  if (s.logical_bytes() + s.uncompressed_bytes > 0 && settings->log_level <= LogLevel::kWarn)
+    std::fprintf(stderr, "%s\n", control::StatsText(s).c_str());
+  if (settings->stats.empty()) return;
+  std::FILE* f = std::fopen(settings->stats.c_str(), "w");
+  if (f == nullptr) {
+    std::fprintf(stderr, "kvtamp: cannot write %s; set KVTAMP_STATS to a writable file\n",
+                 settings->stats.c_str());
+    return;
+  }
+  std::fputs(control::StatsJson(s).c_str(), f);
+  std::fclose(f);
+}
+
+}  // namespace kvtamp::ggml_plugin

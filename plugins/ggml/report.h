@@ -1,0 +1,21 @@
+// What the plug-in tells: snapshots over all live buffers, the start-up line, the summary at exit.
+#pragma once
+
+#include <string>
+
+namespace kvtamp::ggml_plugin {
+
+class Buffer;
+
+// Live buffers, for snapshots.
+void Remember(Buffer* buffer);
+void Forget(Buffer* buffer);
+// Keeps the fullest snapshot: called before a cache loses what it holds.
+void RememberBeforeLoss();
+
+// JSON of the present state; the pointer lives until the next call on the same thread.
+const char* StatsJsonNow();
+// Once at exit: the summary to stderr and, when `stats` is set, the JSON file.
+void ReportAtExit();
+
+}  // namespace kvtamp::ggml_plugin

@@ -1,0 +1,313 @@
+#include "store/cache.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "cpu/convert.h"
+
+namespace kvtamp::store {
+
+using codec::Coding;
+using codec::Side;
+
+Cache::Cache(const Options& options, std::uint32_t n_streams, std::uint32_t n_cells)
+    : options_(options), n_streams_(n_streams), n_cells_(n_cells) {}
+
+Cache::~Cache() = default;
+
+Cache::Layer* Cache::Get(std::uint32_t layer) {
+  auto it = layers_.find(layer);
+  return it == layers_.end() ? nullptr : &it->second;
+}
+
+Status Cache::AddLayer(std::uint32_t layer, std::uint32_t n_embd_k, std::uint32_t n_embd_v,
+                       const codec::Pair& format) {
+  std::lock_guard lock(mutex_);
+  if (n_embd_k == 0 || n_cells_ == 0) return Status::Invalid("a layer needs cells and a row size");
+  if (Get(layer) != nullptr) return Status::Invalid("layer " + std::to_string(layer) + " exists");
+  Layer& l = layers_[layer];
+  l.format = format;
+  l.shape.n_embd_k = n_embd_k;
+  l.shape.n_embd_v = n_embd_v;
+  l.shape.page_size = options_.page_size;
+  l.shape.n_sink = options_.n_sink;
+  l.shape.residual_length = options_.residual_length;
+  l.streams.resize(n_streams_);
+  for (auto& s : l.streams) s = std::make_unique<Stream>(l.shape, allocator_);
+  return Status::Ok();
+}
+
+void Cache::RemoveLayer(std::uint32_t layer) {
+  std::lock_guard lock(mutex_);
+  if (Layer* l = Get(layer)) {
+    for (auto& s : l->streams) s->Clear();
+    layers_.erase(layer);
+  }
+}
+
+Status Cache::SetHeads(std::uint32_t layer, std::uint32_t n_head_kv) {
+  std::lock_guard lock(mutex_);
+  Layer* l = Get(layer);
+  if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
+  LayerShape& s = l->shape;
+  if (s.n_head_kv == n_head_kv) return Status::Ok();
+  const std::string what = "layer " + std::to_string(layer) + ": ";
+  if (s.n_head_kv != 0) return Status::Unsupported(what + "its number of KV heads changed");
+  if (n_head_kv == 0 || s.n_embd_k % n_head_kv != 0 || s.n_embd_v % n_head_kv != 0)
+    return Status::Invalid(what + "rows do not divide into " + std::to_string(n_head_kv) + " heads");
+  const std::uint32_t dk = s.n_embd_k / n_head_kv, dv = s.n_embd_v / n_head_kv;
+  for (std::uint32_t d : {dk, dv}) {
+    if (d == 0 && s.n_embd_v == 0) continue;
+    if (d % 8 != 0 || d < 32 || d > codec::kMaxDim)
+      return Status::Unsupported(what + "head size " + std::to_string(d) +
+                                 " (32 to 576 in steps of 8 are handled)");
+  }
+  auto k = codec::Resolve(l->format.k, Side::kK, dk);
+  if (!k.ok()) return k.status();
+  auto kc = codec::CodingOf(k.value(), Side::kK);
+  if (!kc.ok()) return kc.status();
+  s.k = k.value();
+  s.k_coding = kc.value();
+  if (s.n_embd_v != 0) {
+    auto v = codec::Resolve(l->format.v, Side::kV, dv);
+    if (!v.ok()) return v.status();
+    auto vc = codec::CodingOf(v.value(), Side::kV);
+    if (!vc.ok()) return vc.status();
+    s.v = v.value();
+    s.v_coding = vc.value();
+  }
+  s.n_head_kv = n_head_kv;
+  return Status::Ok();
+}
+
+Status Cache::Write(std::uint32_t layer, Side side, std::span<const std::uint64_t> cells,
+                    const float* rows, std::size_t stride) {
+  std::lock_guard lock(mutex_);
+  Layer* l = Get(layer);
+  if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
+  if (Status s = FlushCopy(*l); !s.ok()) return s;
+  const std::uint32_t n_embd = l->shape.n_embd(side);
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    if (cells[i] >= std::uint64_t{n_cells_} * n_streams_)
+      return Status::Invalid("cell " + std::to_string(cells[i]) + " is outside the cache");
+    auto place = StreamOf(*l, cells[i]).Place(side, static_cast<std::uint32_t>(cells[i] % n_cells_));
+    if (!place.ok()) return place.status();
+    clamped_ += cpu::FloatToHalf(rows + i * stride, place.value(), n_embd);
+  }
+  if (side == Side::kK) l->rows_written += cells.size();
+  return Status::Ok();
+}
+
+Status Cache::Write(std::uint32_t layer, Side side, std::span<const std::uint64_t> cells,
+                    const half_t* rows, std::size_t stride) {
+  std::lock_guard lock(mutex_);
+  Layer* l = Get(layer);
+  if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
+  if (Status s = FlushCopy(*l); !s.ok()) return s;
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    if (cells[i] >= std::uint64_t{n_cells_} * n_streams_)
+      return Status::Invalid("cell " + std::to_string(cells[i]) + " is outside the cache");
+    Status s = StreamOf(*l, cells[i])
+                   .Write(side, static_cast<std::uint32_t>(cells[i] % n_cells_), rows + i * stride);
+    if (!s.ok()) return s;
+  }
+  if (side == Side::kK) l->rows_written += cells.size();
+  return Status::Ok();
+}
+
+bool Cache::Read(std::uint32_t layer, Side side, std::uint64_t cell, half_t* row) {
+  std::lock_guard lock(mutex_);
+  Layer* l = Get(layer);
+  if (l == nullptr || !FlushCopy(*l).ok()) return false;
+  return StreamOf(*l, cell).Read(side, static_cast<std::uint32_t>(cell % n_cells_), row);
+}
+
+void Cache::MarkSinks(std::uint32_t layer, std::uint32_t stream,
+                      std::span<const std::uint32_t> cells) {
+  std::lock_guard lock(mutex_);
+  if (Layer* l = Get(layer))
+    for (std::uint32_t c : cells) l->streams[stream]->MarkSink(c);
+}
+
+Status Cache::Attend(std::uint32_t layer, std::span<StreamJob> jobs, const attention::Params& params,
+                     Executor& executor) {
+  std::lock_guard lock(mutex_);
+  Layer* l = Get(layer);
+  if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
+  if (l->shape.n_head_kv == 0) return Status::Invalid("heads of the layer are not known");
+  if (Status s = FlushCopy(*l); !s.ok()) return s;
+  attention::Layer view;
+  view.n_head_kv = l->shape.n_head_kv;
+  view.dim_k = l->shape.dim(Side::kK);
+  view.dim_v = l->shape.dim(Side::kV);
+  view.page_size = l->shape.page_size;
+  view.v_group = l->shape.v.group;
+  view.v_hadamard = l->shape.v.hadamard;
+  view.k_mean = l->shape.k_mean.empty() ? nullptr : l->shape.k_mean.data();
+  std::vector<attention::Job> list;
+  list.reserve(jobs.size());
+  for (StreamJob& j : jobs) {
+    j.job.pages = l->streams[j.stream]->views();
+    list.push_back(j.job);
+  }
+  return attention::Attend(view, list, params, workspace_, executor);
+}
+
+Status Cache::Maintain(std::uint32_t layer, Executor& executor) {
+  std::lock_guard lock(mutex_);
+  Layer* l = Get(layer);
+  if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
+  struct Item {
+    Stream* stream;
+    Stream::SealTask task;
+  };
+  std::vector<Item> items;
+  std::vector<Stream::SealTask> tasks;
+  Status status;
+  for (auto& stream : l->streams) {
+    tasks.clear();
+    status = stream->CollectSeals(tasks);
+    for (const Stream::SealTask& t : tasks) items.push_back({stream.get(), t});
+    if (!status.ok()) break;
+  }
+  if (!items.empty()) {
+    if (l->shape.k.mean && l->shape.k_mean.empty()) {
+      auto first = std::find_if(items.begin(), items.end(),
+                                [](const Item& i) { return i.task.side == Side::kK; });
+      if (first != items.end()) l->shape.k_mean = first->stream->MeanKey(first->task.page);
+    }
+    const std::size_t n = items.size() * l->shape.n_head_kv;
+    std::atomic<std::size_t> next{0};
+    auto work = [&](int) {
+      for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) {
+        const Item& item = items[i / l->shape.n_head_kv];
+        item.stream->EncodeHead(item.task, static_cast<std::uint32_t>(i % l->shape.n_head_kv));
+      }
+    };
+    if (n > 1) {
+      executor.ForEachWorker(work);
+    } else {
+      work(0);
+    }
+    for (Item& item : items) item.stream->FinishSeal(item.task);
+    for (auto& stream : l->streams)
+      if (Status s = stream->Compact(); !s.ok() && status.ok()) status = s;
+  }
+  return status;
+}
+
+Status Cache::ReplaceK(std::uint32_t layer, std::uint32_t stream, std::span<const std::uint32_t> cells,
+                       const half_t* rows) {
+  std::lock_guard lock(mutex_);
+  Layer* l = Get(layer);
+  if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
+  if (Status s = FlushCopy(*l); !s.ok()) return s;
+  const std::uint32_t n_embd = l->shape.n_embd_k;
+  return l->streams[stream]->RewriteK([&](std::uint32_t cell, half_t* row) {
+    auto it = std::lower_bound(cells.begin(), cells.end(), cell);
+    if (it == cells.end() || *it != cell) return false;
+    std::memcpy(row, rows + static_cast<std::size_t>(it - cells.begin()) * n_embd,
+                n_embd * sizeof(half_t));
+    return true;
+  });
+}
+
+Status Cache::CopyRows(Layer& l, Side side, std::uint32_t from, std::uint32_t to) {
+  std::vector<half_t> row(l.shape.n_embd(side));
+  for (std::uint32_t c = 0; c < n_cells_; ++c) {
+    const bool has = l.streams[from]->Read(side, c, row.data());
+    std::vector<half_t> old(row.size());
+    if (!has && !l.streams[to]->Read(side, c, old.data())) continue;
+    if (Status s = l.streams[to]->Write(side, c, row.data()); !s.ok()) return s;
+  }
+  return Status::Ok();
+}
+
+Status Cache::FlushCopy(Layer& l) {
+  if (!l.copy_pending) return Status::Ok();
+  l.copy_pending = false;
+  return CopyRows(l, Side::kK, l.copy_from, l.copy_to);
+}
+
+Status Cache::CopySide(std::uint32_t layer, Side side, std::uint32_t from, std::uint32_t to) {
+  std::lock_guard lock(mutex_);
+  Layer* l = Get(layer);
+  if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
+  if (from == to) return Status::Ok();
+  const bool whole = l->shape.n_embd_v == 0 || (side == Side::kV && l->copy_pending &&
+                                                l->copy_from == from && l->copy_to == to);
+  if (whole) {
+    l->copy_pending = false;
+    Status status;
+    l->streams[to]->CopyFrom(*l->streams[from], status);
+    return status;
+  }
+  if (Status s = FlushCopy(*l); !s.ok()) return s;
+  if (side == Side::kV) return CopyRows(*l, side, from, to);
+  l->copy_pending = true;
+  l->copy_from = from;
+  l->copy_to = to;
+  return Status::Ok();
+}
+
+void Cache::Clear() {
+  std::lock_guard lock(mutex_);
+  for (auto& [id, l] : layers_) {
+    l.copy_pending = false;
+    for (auto& s : l.streams) s->Clear();
+    l.shape.k_mean.clear();  // no coded page is left that needs it
+  }
+}
+
+CacheBytes Cache::bytes() {
+  std::lock_guard lock(mutex_);
+  CacheBytes out;
+  for (auto& [id, l] : layers_) {
+    LayerBytes lb;
+    lb.layer = id;
+    lb.n_head_kv = l.shape.n_head_kv;
+    if (l.shape.n_head_kv != 0) {
+      lb.head_size_k = l.shape.dim(Side::kK);
+      lb.head_size_v = l.shape.dim(Side::kV);
+      lb.format = {l.shape.k, l.shape.v};
+    } else {
+      lb.format = l.format;
+    }
+    for (auto& s : l.streams) {
+      const StreamBytes b = s->bytes();
+      for (int side = 0; side < 2; ++side) {
+        lb.sum.coded[side] += b.coded[side];
+        lb.sum.scales[side] += b.scales[side];
+        lb.sum.open[side] += b.open[side];
+        lb.logical[side] +=
+            b.live_rows * (side == 0 ? l.shape.n_embd_k : l.shape.n_embd_v) * sizeof(half_t);
+      }
+      lb.sum.slack += b.slack;
+      lb.sum.index += b.index + sizeof(Stream);
+      lb.sum.n_open += b.n_open;
+      lb.sum.n_settled += b.n_settled;
+      lb.sum.n_sealed += b.n_sealed;
+      lb.sum.live_rows += b.live_rows;
+      lb.sum.dead_rows += b.dead_rows;
+    }
+    lb.sum.scales[0] += l.shape.k_mean.capacity() * sizeof(float);
+    out.cells_used = std::max(out.cells_used, lb.sum.live_rows);
+    out.rows_written = std::max(out.rows_written, l.rows_written);
+    out.shared_index += sizeof(Layer);
+    out.layers.push_back(lb);
+  }
+  // Blocks handed out are accounted by their owners up to their rounding to vector size.
+  std::uint64_t claimed = 0;
+  for (const LayerBytes& lb : out.layers) {
+    for (int s = 0; s < 2; ++s) claimed += lb.sum.coded[s] + lb.sum.scales[s] + lb.sum.open[s];
+    claimed += lb.sum.slack;
+  }
+  out.allocator_slack = allocator_.mapped_bytes() > claimed ? allocator_.mapped_bytes() - claimed : 0;
+  out.shared_index += allocator_.index_bytes();
+  out.scratch = workspace_.bytes();
+  out.peak_mapped = allocator_.peak_mapped_bytes();
+  return out;
+}
+
+}  // namespace kvtamp::store

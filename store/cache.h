@@ -1,0 +1,126 @@
+// The store: one Cache for each KV buffer of the host, its layers, their streams. The only owner of
+// mutable state; every member function takes the cache's lock, so a snapshot may be taken from any
+// thread while the host computes.
+//
+// A cell is named by (stream, cell); rows are whole rows of all KV heads, f16. Head sizes need not be
+// known before the first row: until SetHeads() rows stay f16.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attention/attention.h"
+#include "base/executor.h"
+#include "base/status.h"
+#include "codec/format.h"
+#include "page/allocator.h"
+#include "store/stream.h"
+
+namespace kvtamp::store {
+
+struct Options {
+  std::uint32_t page_size = 64;
+  std::uint32_t n_sink = 4;
+  std::uint32_t residual_length = 64;
+};
+
+// One layer's share of a snapshot.
+struct LayerBytes {
+  std::uint32_t layer = 0;
+  std::uint32_t n_head_kv = 0, head_size_k = 0, head_size_v = 0;
+  codec::Pair format;
+  std::uint64_t logical[2] = {};  // f16 bytes of the live rows, by codec::Side
+  StreamBytes sum;                // over its streams
+};
+
+struct CacheBytes {
+  std::vector<LayerBytes> layers;
+  std::uint64_t allocator_slack = 0;  // mapped, in no block
+  std::uint64_t shared_index = 0;     // allocator's and cache's own bookkeeping
+  std::uint64_t scratch = 0;
+  std::uint64_t peak_mapped = 0;      // highest the page memory ever was
+  std::uint64_t rows_written = 0;     // once per cell, not per layer
+  std::uint64_t cells_used = 0;       // live rows of the fullest layer
+};
+
+class Cache {
+ public:
+  Cache(const Options& options, std::uint32_t n_streams, std::uint32_t n_cells);
+  ~Cache();
+
+  std::uint32_t n_streams() const { return n_streams_; }
+  std::uint32_t n_cells() const { return n_cells_; }
+
+  // `format` as the user asked; resolved in SetHeads. n_embd_v may be 0.
+  Status AddLayer(std::uint32_t layer, std::uint32_t n_embd_k, std::uint32_t n_embd_v,
+                  const codec::Pair& format);
+  // The layer's KV heads; the same again is fine, another number an error once rows are coded.
+  Status SetHeads(std::uint32_t layer, std::uint32_t n_head_kv);
+
+  // n rows' halves: row i goes to (stream of, cell of) cells[i] = stream * n_cells + cell.
+  Status Write(std::uint32_t layer, codec::Side side, std::span<const std::uint64_t> cells,
+               const float* rows, std::size_t stride);
+  Status Write(std::uint32_t layer, codec::Side side, std::span<const std::uint64_t> cells,
+               const half_t* rows, std::size_t stride);
+  // False (and zeros) where nothing was written.
+  bool Read(std::uint32_t layer, codec::Side side, std::uint64_t cell, half_t* row);
+
+  // Marks cells of one stream that must stay f16 (a sequence's first tokens).
+  void MarkSinks(std::uint32_t layer, std::uint32_t stream, std::span<const std::uint32_t> cells);
+
+  // One job per stream; `pages` of each is filled in here.
+  struct StreamJob {
+    std::uint32_t stream = 0;
+    attention::Job job;
+  };
+  Status Attend(std::uint32_t layer, std::span<StreamJob> jobs, const attention::Params& params,
+                Executor& executor);
+
+  // Seals and compacts what is due; call when the writers of the last rows have attended.
+  Status Maintain(std::uint32_t layer, Executor& executor);
+
+  // Rewrites K rows of a stream: for every live row of `cells` (ascending, within the stream) the
+  // matching row of `rows` [cells.size()][n_embd_k] replaces it; sealed pages are coded again.
+  Status ReplaceK(std::uint32_t layer, std::uint32_t stream, std::span<const std::uint32_t> cells,
+                  const half_t* rows);
+
+  // Replaces one side of stream `to` by that of `from`. K then V of the same pair copies the pages as
+  // they are; a lone side goes through its rows.
+  Status CopySide(std::uint32_t layer, codec::Side side, std::uint32_t from, std::uint32_t to);
+
+  void Clear();
+  void RemoveLayer(std::uint32_t layer);
+
+  CacheBytes bytes();
+  // Elements changed on the way in because f16 cannot hold them.
+  std::uint64_t clamped() const { return clamped_; }
+
+ private:
+  struct Layer {
+    LayerShape shape;
+    codec::Pair format;
+    std::vector<std::unique_ptr<Stream>> streams;
+    bool copy_pending = false;  // a K copy that waits for its V
+    std::uint32_t copy_from = 0, copy_to = 0;
+    std::uint64_t rows_written = 0;
+  };
+  Layer* Get(std::uint32_t layer);
+  Status FlushCopy(Layer& layer);
+  Status CopyRows(Layer& layer, codec::Side side, std::uint32_t from, std::uint32_t to);
+  Stream& StreamOf(Layer& layer, std::uint64_t cell) { return *layer.streams[cell / n_cells_]; }
+
+  const Options options_;
+  const std::uint32_t n_streams_, n_cells_;
+  std::mutex mutex_;
+  page::Allocator allocator_;
+  std::map<std::uint32_t, Layer> layers_;
+  attention::Workspace workspace_;
+  std::uint64_t clamped_ = 0;
+};
+
+}  // namespace kvtamp::store

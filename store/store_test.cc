@@ -1,0 +1,320 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <random>
+
+#include "store/cache.h"
+
+namespace kvtamp::store {
+namespace {
+
+using codec::Side;
+
+constexpr std::uint32_t kHeads = 3, kDim = 64, kEmbd = kHeads * kDim;
+
+codec::Pair Type(const char* name) {
+  auto p = codec::ParsePair(name);
+  EXPECT_TRUE(p.ok()) << p.status().message();
+  return p.value();
+}
+
+struct Rows {
+  explicit Rows(unsigned seed) : rng(seed) {}
+  std::vector<half_t> Next() {
+    std::vector<half_t> row(kEmbd);
+    for (half_t& h : row) h = FloatToHalf(normal(rng));
+    return row;
+  }
+  std::mt19937 rng;
+  std::normal_distribution<float> normal;
+};
+
+double Nmse(const std::vector<half_t>& x, const std::vector<half_t>& truth) {
+  double e = 0, s = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double d = HalfToFloat(x[i]) - HalfToFloat(truth[i]);
+    e += d * d;
+    s += HalfToFloat(truth[i]) * HalfToFloat(truth[i]);
+  }
+  return e / s;
+}
+
+class CacheTest : public ::testing::Test {
+ protected:
+  void Make(const char* type, Options options = {}, std::uint32_t streams = 1, std::uint32_t cells = 4096) {
+    cache = std::make_unique<Cache>(options, streams, cells);
+    ASSERT_TRUE(cache->AddLayer(0, kEmbd, kEmbd, Type(type)).ok());
+    ASSERT_TRUE(cache->SetHeads(0, kHeads).ok());
+  }
+  void Put(std::uint64_t cell) {
+    for (Side side : {Side::kK, Side::kV}) PutSide(side, cell);
+  }
+  void PutSide(Side side, std::uint64_t cell) {
+    auto row = rows.Next();
+    ASSERT_TRUE(cache->Write(0, side, std::span(&cell, 1), row.data(), kEmbd).ok());
+    truth[{static_cast<int>(side), cell}] = row;
+  }
+  void Seal() { ASSERT_TRUE(cache->Maintain(0, executor).ok()); }
+  double Error(Side side, std::uint64_t cell) {
+    std::vector<half_t> row(kEmbd);
+    EXPECT_TRUE(cache->Read(0, side, cell, row.data())) << "cell " << cell;
+    return Nmse(row, truth[{static_cast<int>(side), cell}]);
+  }
+  StreamBytes Sum() { return cache->bytes().layers.at(0).sum; }
+
+  std::unique_ptr<Cache> cache;
+  Rows rows{42};
+  std::map<std::pair<int, std::uint64_t>, std::vector<half_t>> truth;
+  SerialExecutor executor;
+};
+
+TEST_F(CacheTest, SinksAndRecentWindowStayExactTheRestIsCoded) {
+  for (std::uint32_t n : {1u, 63u, 64u, 65u, 127u, 128u, 129u, 200u, 500u}) {
+    Make("k4v4");
+    truth.clear();
+    for (std::uint32_t c = 0; c < n; ++c) Put(c);
+    Seal();
+    for (std::uint32_t c = 0; c < n; ++c) {
+      for (Side side : {Side::kK, Side::kV}) {
+        const double e = Error(side, c);
+        if (c < 4 || c + 64 >= n) {
+          EXPECT_EQ(e, 0.0) << c << " of " << n;
+        }
+        // Whole pages are sealed, so up to a page more may be exact.
+        if (c >= 4 && c + 64 + 64 <= n) {
+          EXPECT_GT(e, 1e-4) << c << " of " << n;
+        }
+        EXPECT_LT(e, 0.03);
+      }
+    }
+  }
+}
+
+TEST_F(CacheTest, ReadBeforeHeadsAreKnown) {
+  cache = std::make_unique<Cache>(Options{}, 1, 1024);
+  ASSERT_TRUE(cache->AddLayer(0, kEmbd, kEmbd, Type("k4v4")).ok());
+  for (std::uint32_t c = 0; c < 300; ++c) Put(c);
+  Seal();
+  for (std::uint32_t c = 0; c < 300; ++c) EXPECT_EQ(Error(Side::kK, c), 0.0);
+  ASSERT_TRUE(cache->SetHeads(0, kHeads).ok());
+  Seal();
+  EXPECT_GT(Error(Side::kK, 50), 0.0);
+  EXPECT_FALSE(cache->SetHeads(0, 2).ok());
+}
+
+TEST_F(CacheTest, OverwrittenCellsDieWhateverTheirState) {
+  Make("k4v4");
+  for (std::uint32_t c = 0; c < 400; ++c) Put(c);
+  Seal();
+  Put(399);  // open or settled
+  Put(100);  // sealed
+  Put(1);    // sink
+  EXPECT_EQ(Error(Side::kK, 100), 0.0);
+  EXPECT_EQ(Error(Side::kV, 1), 0.0);
+  EXPECT_EQ(Sum().live_rows, 400u);
+  for (std::uint32_t c = 0; c < 400; ++c) Error(Side::kK, c);
+}
+
+TEST_F(CacheTest, RewritingOneSideOfASealedRowKeepsTheOther) {
+  Make("k4v4");
+  for (std::uint32_t c = 0; c < 300; ++c) Put(c);
+  Seal();
+  const double before = Error(Side::kV, 70);
+  PutSide(Side::kK, 70);
+  EXPECT_EQ(Error(Side::kK, 70), 0.0);
+  EXPECT_NEAR(Error(Side::kV, 70), before, 1e-4);
+  EXPECT_GT(before, 0.0);
+}
+
+TEST_F(CacheTest, KeysMayComeLongBeforeValues) {
+  Make("k4v4");
+  for (std::uint32_t c = 0; c < 500; ++c) PutSide(Side::kK, c);
+  Seal();
+  EXPECT_GT(Error(Side::kK, 70), 0.0);
+  std::vector<half_t> row(kEmbd, 1);
+  EXPECT_FALSE(cache->Read(0, Side::kV, 70, row.data()));
+  EXPECT_EQ(row, std::vector<half_t>(kEmbd, 0));
+  for (std::uint32_t c = 0; c < 500; ++c) PutSide(Side::kV, c);
+  for (std::uint32_t c = 0; c < 500; ++c) EXPECT_EQ(Error(Side::kV, c), 0.0);
+  Seal();
+  EXPECT_GT(Error(Side::kV, 70), 0.0);
+  EXPECT_EQ(Error(Side::kV, 2), 0.0);
+  EXPECT_EQ(Sum().live_rows, 500u);
+}
+
+TEST_F(CacheTest, RandomLifeAgainstAMap) {
+  for (const char* type : {"f16", "k8v8", "k4v4"}) {
+    for (std::uint32_t page_size : {16u, 32u, 64u, 128u}) {
+      Make(type, {page_size, 4, 64}, 2, 700);
+      truth.clear();
+      std::mt19937 rng(page_size);
+      for (int step = 0; step < 60; ++step) {
+        const std::uint64_t start = rng() % 1400;
+        for (std::uint64_t i = 0; i < rng() % 90; ++i)
+          Put(rng() % 3 == 0 ? rng() % 1400 : (start + i) % 1400);
+        Seal();
+      }
+      std::vector<half_t> row(kEmbd);
+      std::size_t live = 0;
+      for (std::uint64_t c = 0; c < 1400; ++c) {
+        const bool known = truth.contains({0, c});
+        live += known;
+        ASSERT_EQ(cache->Read(0, Side::kK, c, row.data()), known);
+        if (!known) continue;
+        for (Side side : {Side::kK, Side::kV}) {
+          const double limit = std::strcmp(type, "f16") == 0 ? 0.0 : type[1] == '8' ? 4e-4 : 0.05;
+          ASSERT_LE(Error(side, c), limit) << type << " page " << page_size << " cell " << c;
+        }
+      }
+      EXPECT_EQ(Sum().live_rows, live);
+      // Compaction keeps the dead from piling up.
+      EXPECT_LT(Sum().dead_rows, live + 4 * page_size + 64);
+    }
+  }
+}
+
+TEST_F(CacheTest, ClearGivesEverythingBack) {
+  Make("k4v4");
+  for (std::uint32_t c = 0; c < 2000; ++c) Put(c);
+  Seal();
+  cache->Clear();
+  const CacheBytes b = cache->bytes();
+  EXPECT_EQ(b.layers[0].sum.live_rows, 0u);
+  EXPECT_EQ(b.allocator_slack, 0u);
+  std::vector<half_t> row(kEmbd);
+  EXPECT_FALSE(cache->Read(0, Side::kK, 5, row.data()));
+  Put(0);
+  EXPECT_EQ(Error(Side::kK, 0), 0.0);
+}
+
+TEST_F(CacheTest, BytesAreWhatTheFormatsSay) {
+  Make("k4v4", {}, 1, 16384);
+  for (std::uint32_t c = 0; c < 8192; ++c) {
+    Put(c);
+    if (c % 64 == 63) Seal();
+  }
+  const CacheBytes b = cache->bytes();
+  const StreamBytes& s = b.layers[0].sum;
+  const double elements = 8192.0 * kEmbd;
+  const double coded_bits = (s.coded[0] + s.coded[1] + s.scales[0] + s.scales[1]) * 8 / elements / 2;
+  EXPECT_NEAR(coded_bits, 4.19 * (8192 - 64) / 8192, 0.02);
+  EXPECT_EQ(s.n_sealed, 127u);
+  EXPECT_EQ(s.open[0], (64 + 4) * kEmbd * 2u);
+  const double all = s.coded[0] + s.coded[1] + s.scales[0] + s.scales[1] + s.open[0] + s.open[1] +
+                     s.slack + s.index + b.allocator_slack + b.shared_index;
+  EXPECT_LT(all * 8 / elements / 2, 16 / 3.5);
+  EXPECT_GT(all * 8 / elements / 2, 16 / 3.9);
+}
+
+TEST_F(CacheTest, CopyOfAStreamIsExactAndIndependent) {
+  Make("k4v4", {}, 2, 1024);
+  for (std::uint32_t c = 0; c < 300; ++c) Put(c);
+  Seal();
+  ASSERT_TRUE(cache->CopySide(0, Side::kK, 0, 1).ok());
+  ASSERT_TRUE(cache->CopySide(0, Side::kV, 0, 1).ok());
+  std::vector<half_t> a(kEmbd), b(kEmbd);
+  for (std::uint32_t c = 0; c < 300; ++c) {
+    for (Side side : {Side::kK, Side::kV}) {
+      cache->Read(0, side, c, a.data());
+      ASSERT_TRUE(cache->Read(0, side, 1024 + c, b.data()));
+      ASSERT_EQ(a, b);
+    }
+  }
+  Put(1024 + 10);
+  cache->Read(0, Side::kK, 10, a.data());
+  EXPECT_GT(Nmse(a, truth[{0, 1024 + 10}]), 0.5);
+}
+
+TEST_F(CacheTest, CopyOfOneSideAlone) {
+  Make("k4v4", {}, 2, 512);
+  for (std::uint32_t c = 0; c < 200; ++c) Put(c);
+  for (std::uint32_t c = 0; c < 100; ++c) Put(512 + c);
+  Seal();
+  const double v_before = Error(Side::kV, 512 + 20);
+  ASSERT_TRUE(cache->CopySide(0, Side::kK, 0, 1).ok());
+  std::vector<half_t> a(kEmbd), b(kEmbd);
+  cache->Read(0, Side::kK, 20, a.data());
+  cache->Read(0, Side::kK, 512 + 20, b.data());
+  EXPECT_EQ(a, b);
+  EXPECT_EQ(Error(Side::kV, 512 + 20), v_before);
+}
+
+TEST_F(CacheTest, ReplaceKReachesEveryState) {
+  Make("k4v4");
+  for (std::uint32_t c = 0; c < 333; ++c) Put(c);
+  Seal();
+  std::vector<std::uint32_t> cells;
+  std::vector<half_t> fresh;
+  for (std::uint32_t c = 0; c < 333; c += 2) {
+    auto row = rows.Next();
+    truth[{0, c}] = row;
+    cells.push_back(c);
+    fresh.insert(fresh.end(), row.begin(), row.end());
+  }
+  ASSERT_TRUE(cache->ReplaceK(0, 0, cells, fresh.data()).ok());
+  for (std::uint32_t c = 0; c < 333; ++c) {
+    EXPECT_LT(Error(Side::kK, c), 0.05) << c;
+    EXPECT_LT(Error(Side::kV, c), 0.05) << c;
+  }
+  EXPECT_EQ(Error(Side::kK, 0), 0.0);
+  EXPECT_EQ(Error(Side::kK, 332), 0.0);
+}
+
+TEST_F(CacheTest, AttentionSeesExactlyTheLiveRows) {
+  Make("f16", {}, 1, 512);
+  for (std::uint32_t c = 0; c < 200; ++c) Put(c);
+  Put(50);
+  Put(3);
+  Seal();
+  Rows q_rows(5);
+  std::vector<float> q(kEmbd), out(kEmbd);
+  for (float& x : q) x = q_rows.normal(q_rows.rng);
+  std::vector<half_t> mask(256, 0xFC00);
+  for (std::uint32_t c = 0; c < 200; c += 3) mask[c] = 0;
+  Cache::StreamJob job;
+  job.job.q = q.data();
+  job.job.q_tok_stride = kEmbd;
+  job.job.q_head_stride = kDim;
+  job.job.out = out.data();
+  job.job.out_tok_stride = kEmbd;
+  job.job.out_head_stride = kDim;
+  job.job.mask = mask.data();
+  job.job.mask_tok_stride = 256;
+  job.job.n_tok = 1;
+  job.job.n_kv = 256;
+  attention::Params params;
+  params.n_head = kHeads;
+  params.scale = 0.125f;
+  ASSERT_TRUE(cache->Attend(0, std::span(&job, 1), params, executor).ok());
+  for (std::uint32_t h = 0; h < kHeads; ++h) {
+    std::vector<double> o(kDim, 0.0);
+    double sum = 0;
+    for (std::uint32_t c = 0; c < 200; c += 3) {
+      const auto &k = truth[{0, c}], &v = truth[{1, c}];
+      double s = 0;
+      for (std::uint32_t d = 0; d < kDim; ++d) s += q[h * kDim + d] * HalfToFloat(k[h * kDim + d]);
+      const double p = std::exp(s * 0.125);
+      sum += p;
+      for (std::uint32_t d = 0; d < kDim; ++d) o[d] += p * HalfToFloat(v[h * kDim + d]);
+    }
+    for (std::uint32_t d = 0; d < kDim; ++d) EXPECT_NEAR(out[h * kDim + d], o[d] / sum, 1e-4);
+  }
+}
+
+TEST(Cache, RefusesWhatItCannotHold) {
+  Cache cache(Options{}, 1, 256);
+  EXPECT_FALSE(cache.AddLayer(0, 0, 0, Type("k4v4")).ok());
+  ASSERT_TRUE(cache.AddLayer(0, 60, 60, Type("k4v4")).ok());
+  EXPECT_FALSE(cache.AddLayer(0, 60, 60, Type("k4v4")).ok());
+  EXPECT_FALSE(cache.SetHeads(0, 7).ok());
+  EXPECT_FALSE(cache.SetHeads(0, 2).ok());  // 30 elements a head
+  EXPECT_FALSE(cache.SetHeads(9, 2).ok());
+  std::vector<half_t> row(60);
+  const std::uint64_t outside = 256;
+  EXPECT_FALSE(cache.Write(0, Side::kK, std::span(&outside, 1), row.data(), 60).ok());
+}
+
+}  // namespace
+}  // namespace kvtamp::store

@@ -1,0 +1,607 @@
+#include "store/stream.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <string>
+
+namespace kvtamp::store {
+
+using codec::Coding;
+using codec::Side;
+using page::Block;
+using page::CellIndex;
+using page::Page;
+using page::RowMask;
+using page::State;
+
+namespace {
+
+Status NoMemory(std::size_t bytes) {
+  return Status::OutOfMemory("no memory for a page of " + std::to_string(bytes) + " bytes");
+}
+
+// Sinks come four at a time (a sequence's first tokens); more would be slack.
+constexpr std::uint32_t kPinnedRows = 4;
+constexpr std::uint32_t kFirstRows = 16;
+
+}  // namespace
+
+// --- pages -------------------------------------------------------------------------------------------
+
+void Stream::Touch(std::uint32_t id) {
+  attention::Page& v = views_[id];
+  const Page* p = pages_[id].get();
+  if (p == nullptr) {
+    v = {};
+    return;
+  }
+  v.k = p->k.data;
+  v.v = p->v.data;
+  v.live = p->live.word;
+  v.cells = p->cells;
+  v.first_cell = p->first_cell;
+  v.rows = p->rows;
+  v.k_coding = p->k.coding;
+  v.v_coding = p->v.coding;
+}
+
+Result<std::uint32_t> Stream::NewPage(std::uint32_t capacity, bool pinned) {
+  std::uint32_t id;
+  if (!free_.empty()) {
+    id = free_.back();
+    free_.pop_back();
+  } else {
+    id = static_cast<std::uint32_t>(pages_.size());
+    pages_.emplace_back();
+    views_.emplace_back();
+  }
+  pages_[id] = std::make_unique<Page>();
+  Page& p = *pages_[id];
+  p.capacity = static_cast<std::uint16_t>(capacity);
+  p.state = pinned ? State::kSettled : State::kOpen;
+  p.pinned = pinned;
+  Touch(id);
+  return id;
+}
+
+void Stream::FreeBlock(Block& block) {
+  alloc_.Free(block.data, block.bytes);
+  alloc_.Free(reinterpret_cast<std::uint8_t*>(block.written), sizeof(RowMask));
+  block = {};
+}
+
+void Stream::FreePage(std::uint32_t id) {
+  Page& p = *pages_[id];
+  FreeBlock(p.k);
+  FreeBlock(p.v);
+  alloc_.Free(reinterpret_cast<std::uint8_t*>(p.cells), p.capacity * sizeof(std::uint32_t));
+  pages_[id].reset();
+  free_.push_back(id);
+  std::erase(unsealed_, id);
+  if (open_ == id) open_ = CellIndex::kNone;
+  if (pinned_ == id) pinned_ = CellIndex::kNone;
+  Touch(id);
+}
+
+void Stream::Clear() {
+  for (std::uint32_t id = 0; id < pages_.size(); ++id)
+    if (pages_[id]) FreePage(id);
+  pages_.clear();
+  views_.clear();
+  free_.clear();
+  sinks_.clear();
+  index_.Clear();
+  empty_ = true;
+  n_first_ = 0;
+}
+
+Status Stream::NoteCell(Page& p, std::uint32_t row, std::uint32_t cell) {
+  if (row == 0) {
+    p.first_cell = cell;
+  } else if (p.cells == nullptr && cell != p.first_cell + row) {
+    const std::size_t bytes = p.capacity * sizeof(std::uint32_t);
+    std::uint8_t* mem = alloc_.Allocate(bytes);
+    if (mem == nullptr) return NoMemory(bytes);
+    p.cells = reinterpret_cast<std::uint32_t*>(mem);
+    for (std::uint32_t r = 0; r < row; ++r) p.cells[r] = p.first_cell + r;
+  }
+  if (p.cells != nullptr) p.cells[row] = cell;
+  return Status::Ok();
+}
+
+Status Stream::EnsureF16(Page& p, Side side, std::uint32_t row) {
+  Block& b = p.side(side);
+  if (b.data != nullptr && b.coding != Coding::kF16) return Status::Ok();
+  const std::size_t row_bytes = shape_.n_embd(side) * sizeof(half_t);
+  if ((row + 1) * row_bytes <= b.bytes) return Status::Ok();
+  // Doubling from 16 rows: an open page of every layer is there all the time, and its empty half counts.
+  std::uint32_t rows = std::min<std::uint32_t>(kFirstRows, p.capacity);
+  while (rows <= row) rows = std::min<std::uint32_t>(rows * 2, p.capacity);
+  const std::size_t bytes = rows * row_bytes;
+  std::uint8_t* data = alloc_.Allocate(bytes);
+  if (data == nullptr) return NoMemory(bytes);
+  if (b.written == nullptr) {
+    std::uint8_t* mask = alloc_.Allocate(sizeof(RowMask));
+    if (mask == nullptr) {
+      alloc_.Free(data, bytes);
+      return NoMemory(sizeof(RowMask));
+    }
+    b.written = new (mask) RowMask;
+  }
+  if (b.data != nullptr) std::memcpy(data, b.data, b.bytes);
+  std::memset(data + b.bytes, 0, bytes - b.bytes);  // a row never written reads as zeros
+  alloc_.Free(b.data, b.bytes);
+  b.data = data;
+  b.bytes = static_cast<std::uint32_t>(bytes);
+  b.coding = Coding::kF16;
+  return Status::Ok();
+}
+
+bool Stream::Written(const Page& p, Side side, std::uint32_t row) const {
+  const Block& b = p.side(side);
+  if (b.data == nullptr) return false;
+  return b.coding != Coding::kF16 || b.written->test(row);
+}
+
+bool Stream::SideComplete(const Page& p, Side side) const {
+  const Block& b = p.side(side);
+  if (b.data == nullptr) return false;
+  return b.coding != Coding::kF16 || b.written->contains(p.live);
+}
+
+// --- rows --------------------------------------------------------------------------------------------
+
+bool Stream::Find(std::uint32_t cell, Where& where) const {
+  const std::uint32_t id = index_.Find(cell);
+  if (id == CellIndex::kNone || id >= pages_.size() || !pages_[id]) return false;
+  const Page& p = *pages_[id];
+  if (p.cells == nullptr) {
+    if (cell < p.first_cell || cell - p.first_cell >= p.rows) return false;
+    where = {id, cell - p.first_cell};
+    return p.live.test(where.row);
+  }
+  for (std::uint32_t r = p.rows; r-- > 0;) {
+    if (p.cells[r] == cell && p.live.test(r)) {
+      where = {id, r};
+      return true;
+    }
+  }
+  return false;
+}
+
+void Stream::Kill(Where where) {
+  Page& p = *pages_[where.page];
+  p.live.reset(where.row);
+  if (p.live.count() == 0 && where.page != open_) FreePage(where.page);
+}
+
+Result<Stream::Where> Stream::Append(std::uint32_t cell) {
+  if (open_ == CellIndex::kNone) {
+    auto id = NewPage(shape_.page_size, false);
+    if (!id.ok()) return id.status();
+    open_ = id.value();
+  }
+  const std::uint32_t id = open_;
+  Page& p = *pages_[id];
+  const std::uint32_t row = p.rows;
+  if (Status s = NoteCell(p, row, cell); !s.ok()) return s;
+  for (Side side : {Side::kK, Side::kV}) {
+    if (p.side(side).data == nullptr) continue;
+    if (Status s = EnsureF16(p, side, row); !s.ok()) return s;
+  }
+  p.rows++;
+  p.live.set(row);
+  index_.Set(cell, id);
+  if (p.rows == p.capacity) {
+    p.state = State::kSettled;
+    unsealed_.push_back(id);
+    open_ = CellIndex::kNone;
+  }
+  if (empty_) {  // the first rows of a fresh stream are its sinks, however they come in
+    if (n_first_ < shape_.n_sink) {
+      MarkSink(cell);
+      n_first_++;
+    } else {
+      empty_ = false;
+    }
+  }
+  Touch(id);
+  return Where{id, row};
+}
+
+Result<half_t*> Stream::Place(Side side, std::uint32_t cell) {
+  const std::uint32_t n_embd = shape_.n_embd(side);
+  Where at;
+  if (Find(cell, at)) {
+    const Block& b = pages_[at.page]->side(side);
+    if (b.data != nullptr && b.coding != Coding::kF16) {
+      // Coded already: a new row takes its place and keeps the other half.
+      const Side other = side == Side::kK ? Side::kV : Side::kK;
+      std::vector<half_t> keep;
+      if (shape_.n_embd(other) != 0 && Written(*pages_[at.page], other, at.row)) {
+        keep.resize(shape_.n_embd(other));
+        ReadRow(*pages_[at.page], other, at.row, keep.data());
+      }
+      std::erase(sinks_, cell);
+      Kill(at);
+      auto fresh = Append(cell);
+      if (!fresh.ok()) return fresh.status();
+      at = fresh.value();
+      if (!keep.empty()) {
+        if (Status s = Write(other, cell, keep.data()); !s.ok()) return s;
+      }
+    }
+  } else {
+    std::erase(sinks_, cell);
+    auto fresh = Append(cell);
+    if (!fresh.ok()) return fresh.status();
+    at = fresh.value();
+  }
+  Page& p = *pages_[at.page];
+  if (Status s = EnsureF16(p, side, p.rows - 1u); !s.ok()) return s;
+  p.side(side).written->set(at.row);
+  Touch(at.page);
+  return page::F16Row(p.side(side), n_embd, at.row);
+}
+
+Status Stream::Write(Side side, std::uint32_t cell, const half_t* row) {
+  auto place = Place(side, cell);
+  if (!place.ok()) return place.status();
+  std::memcpy(place.value(), row, shape_.n_embd(side) * sizeof(half_t));
+  return Status::Ok();
+}
+
+void Stream::ReadRow(const Page& p, Side side, std::uint32_t row, half_t* out) const {
+  const Block& b = p.side(side);
+  const std::uint32_t n_embd = shape_.n_embd(side);
+  if (b.coding == Coding::kF16) {
+    std::memcpy(out, page::F16Row(b, n_embd, row), n_embd * sizeof(half_t));
+    return;
+  }
+  const codec::PageShape shape = shape_.shape(side);
+  const std::size_t head_bytes = codec::EncodedBytes(b.coding, shape).total;
+  float x[codec::kMaxDim];
+  for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h) {
+    const std::uint8_t* coded = b.data + h * head_bytes;
+    if (side == Side::kK) {
+      const float* mean = shape_.k_mean.empty() ? nullptr : shape_.k_mean.data() + h * shape.dim;
+      codec::DecodeRowK(b.coding, shape, coded, mean, row, x);
+    } else {
+      codec::DecodeRowV(b.coding, shape, coded, shape_.v.hadamard, row, x);
+    }
+    for (std::uint32_t c = 0; c < shape.dim; ++c) *out++ = FloatToHalf(x[c]);
+  }
+}
+
+bool Stream::Read(Side side, std::uint32_t cell, half_t* row) const {
+  Where at;
+  if (!Find(cell, at) || !Written(*pages_[at.page], side, at.row)) {
+    std::memset(row, 0, shape_.n_embd(side) * sizeof(half_t));
+    return false;
+  }
+  ReadRow(*pages_[at.page], side, at.row, row);
+  return true;
+}
+
+// --- sinks -------------------------------------------------------------------------------------------
+
+void Stream::MarkSink(std::uint32_t cell) {
+  if (shape_.n_sink == 0) return;
+  auto it = std::lower_bound(sinks_.begin(), sinks_.end(), cell);
+  if (it == sinks_.end() || *it != cell) sinks_.insert(it, cell);
+}
+
+bool Stream::IsSink(std::uint32_t cell) const {
+  return std::binary_search(sinks_.begin(), sinks_.end(), cell);
+}
+
+Status Stream::PinRow(const Page& from, std::uint32_t row) {
+  if (pinned_ == CellIndex::kNone) {
+    auto id = NewPage(kPinnedRows, true);
+    if (!id.ok()) return id.status();
+    pinned_ = id.value();
+  }
+  const std::uint32_t id = pinned_;
+  Page& to = *pages_[id];
+  const std::uint32_t cell = from.cell(row);
+  const std::uint32_t at = to.rows;
+  if (Status s = NoteCell(to, at, cell); !s.ok()) return s;
+  for (Side side : {Side::kK, Side::kV}) {
+    const bool written = Written(from, side, row);
+    if (!written && to.side(side).data == nullptr) continue;
+    if (Status s = EnsureF16(to, side, at); !s.ok()) return s;
+    if (!written) continue;
+    ReadRow(from, side, row, page::F16Row(to.side(side), shape_.n_embd(side), at));
+    to.side(side).written->set(at);
+  }
+  to.rows++;
+  to.live.set(at);
+  index_.Set(cell, id);
+  if (to.rows == to.capacity) pinned_ = CellIndex::kNone;
+  Touch(id);
+  return Status::Ok();
+}
+
+// The page's sinks go to a page that is never coded. May free the page.
+Status Stream::MovePinned(std::uint32_t id) {
+  for (std::uint32_t r = 0; r < pages_[id]->rows; ++r) {
+    const Page& p = *pages_[id];
+    if (!p.live.test(r) || !IsSink(p.cell(r))) continue;
+    if (Status s = PinRow(p, r); !s.ok()) return s;
+    const bool last = p.live.count() == 1;
+    Kill({id, r});
+    if (last) return Status::Ok();
+  }
+  return Status::Ok();
+}
+
+// --- sealing -----------------------------------------------------------------------------------------
+
+Status Stream::CollectSeals(std::vector<SealTask>& tasks) {
+  if (shape_.n_head_kv == 0) return Status::Ok();
+  std::size_t newer = open_ == CellIndex::kNone ? 0 : pages_[open_]->rows;
+  std::vector<std::uint32_t> due;
+  for (std::size_t i = unsealed_.size(); i-- > 0;) {
+    if (newer >= shape_.residual_length) due.push_back(unsealed_[i]);
+    newer += pages_[unsealed_[i]]->rows;
+  }
+  for (std::size_t i = due.size(); i-- > 0;) {
+    const std::uint32_t id = due[i];
+    if (shape_.k_coding != Coding::kF16 || shape_.v_coding != Coding::kF16) {
+      if (Status s = MovePinned(id); !s.ok()) return s;
+    }
+    if (!pages_[id]) continue;
+    Page& p = *pages_[id];
+    for (Side side : {Side::kK, Side::kV}) {
+      const Block& b = p.side(side);
+      if (b.data == nullptr || b.coding != Coding::kF16 || !SideComplete(p, side)) continue;
+      if (shape_.coding(side) == Coding::kF16) continue;
+      const std::size_t bytes =
+          codec::EncodedBytes(shape_.coding(side), shape_.shape(side)).total * shape_.n_head_kv;
+      std::uint8_t* coded = alloc_.Allocate(bytes);
+      if (coded == nullptr) return NoMemory(bytes);
+      tasks.push_back({id, side, coded});
+    }
+    // A format of f16 has nothing to encode: the page is as final as it gets.
+    const bool k_done = shape_.k_coding == Coding::kF16 && SideComplete(p, Side::kK);
+    const bool v_done = shape_.n_embd_v == 0 ||
+                        (shape_.v_coding == Coding::kF16 && SideComplete(p, Side::kV));
+    if (k_done && v_done) {
+      p.state = State::kSealed;
+      std::erase(unsealed_, id);
+    }
+  }
+  return Status::Ok();
+}
+
+void Stream::EncodeHead(const SealTask& task, std::uint32_t head) const {
+  const Page& p = *pages_[task.page];
+  const codec::PageShape shape = shape_.shape(task.side);
+  const codec::Coding coding = shape_.coding(task.side);
+  const std::uint32_t n_embd = shape_.n_embd(task.side);
+  std::uint8_t* out = task.coded + head * codec::EncodedBytes(coding, shape).total;
+  const codec::EncodeInput in{page::F16Row(p.side(task.side), n_embd, 0) + head * shape.dim, n_embd,
+                              p.live.word};
+  if (task.side == Side::kK) {
+    const float* mean = shape_.k_mean.empty() ? nullptr : shape_.k_mean.data() + head * shape.dim;
+    codec::EncodeK(coding, shape, in, mean, out);
+  } else {
+    codec::EncodeV(coding, shape, in, shape_.v.hadamard, out);
+  }
+}
+
+void Stream::FinishSeal(const SealTask& task) {
+  Page& p = *pages_[task.page];
+  Block& b = p.side(task.side);
+  FreeBlock(b);
+  b.data = task.coded;
+  b.coding = shape_.coding(task.side);
+  b.bytes = static_cast<std::uint32_t>(
+      codec::EncodedBytes(b.coding, shape_.shape(task.side)).total * shape_.n_head_kv);
+  const bool k_done = SideComplete(p, Side::kK) && p.k.coding == shape_.k_coding;
+  const bool v_done =
+      shape_.n_embd_v == 0 || (SideComplete(p, Side::kV) && p.v.coding == shape_.v_coding);
+  if (k_done && v_done) {
+    p.state = State::kSealed;
+    std::erase(unsealed_, task.page);
+  }
+  Touch(task.page);
+}
+
+std::vector<float> Stream::MeanKey(std::uint32_t id) const {
+  const Page& p = *pages_[id];
+  std::vector<double> sum(shape_.n_embd_k, 0.0);
+  std::vector<half_t> row(shape_.n_embd_k);
+  std::uint32_t n = 0;
+  for (std::uint32_t r = 0; r < p.rows; ++r) {
+    if (!p.live.test(r)) continue;
+    ReadRow(p, Side::kK, r, row.data());
+    for (std::uint32_t c = 0; c < shape_.n_embd_k; ++c) sum[c] += HalfToFloat(row[c]);
+    n++;
+  }
+  std::vector<float> mean(shape_.n_embd_k, 0.0f);
+  for (std::uint32_t c = 0; c < shape_.n_embd_k && n > 0; ++c) {
+    // Kept in f16 precision, so that it can be written down exactly in 16 bits.
+    mean[c] = HalfToFloat(FloatToHalf(static_cast<float>(sum[c] / n)));
+  }
+  return mean;
+}
+
+Status Stream::RecodeK(Page& p, const std::vector<half_t>& rows) {
+  if (p.k.coding == Coding::kF16) {
+    for (std::uint32_t r = 0; r < p.rows; ++r) {
+      if (!p.live.test(r) || !Written(p, Side::kK, r)) continue;
+      std::memcpy(page::F16Row(p.k, shape_.n_embd_k, r), rows.data() + std::size_t{r} * shape_.n_embd_k,
+                  shape_.n_embd_k * sizeof(half_t));
+    }
+    return Status::Ok();
+  }
+  const codec::PageShape shape = shape_.shape(Side::kK);
+  const std::size_t head_bytes = codec::EncodedBytes(p.k.coding, shape).total;
+  for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h) {
+    const float* mean = shape_.k_mean.empty() ? nullptr : shape_.k_mean.data() + h * shape.dim;
+    codec::EncodeK(p.k.coding, shape, {rows.data() + h * shape.dim, shape_.n_embd_k, p.live.word}, mean,
+                   p.k.data + h * head_bytes);
+  }
+  return Status::Ok();
+}
+
+// --- compaction --------------------------------------------------------------------------------------
+
+Status Stream::Compact() {
+  std::uint32_t first = CellIndex::kNone;
+  for (std::uint32_t id = 0; id < pages_.size(); ++id) {
+    const Page* p = pages_[id].get();
+    if (p == nullptr || p->pinned || p->state != State::kSealed) continue;
+    if (p->live.count() * 2u > p->capacity) continue;
+    if (first == CellIndex::kNone) {
+      first = id;
+    } else {
+      if (Status s = CompactInto(first, id); !s.ok()) return s;
+      first = CellIndex::kNone;
+    }
+  }
+  return Status::Ok();
+}
+
+Status Stream::CompactInto(std::uint32_t a, std::uint32_t b) {
+  auto fresh = NewPage(shape_.page_size, false);
+  if (!fresh.ok()) return fresh.status();
+  const std::uint32_t id = fresh.value();
+  for (std::uint32_t from : {a, b}) {
+    const Page& old = *pages_[from];
+    Page& p = *pages_[id];
+    for (std::uint32_t r = 0; r < old.rows; ++r) {
+      if (!old.live.test(r)) continue;
+      const std::uint32_t row = p.rows;
+      if (Status s = NoteCell(p, row, old.cell(r)); !s.ok()) return s;
+      for (Side side : {Side::kK, Side::kV}) {
+        if (!Written(old, side, r)) continue;
+        if (Status s = EnsureF16(p, side, p.capacity - 1u); !s.ok()) return s;
+        ReadRow(old, side, r, page::F16Row(p.side(side), shape_.n_embd(side), row));
+        p.side(side).written->set(row);
+      }
+      p.live.set(row);
+      p.rows++;
+    }
+  }
+  Page& p = *pages_[id];
+  for (std::uint32_t r = 0; r < p.rows; ++r) index_.Set(p.cell(r), id);
+  FreePage(a);
+  FreePage(b);
+  p.state = State::kSettled;
+  unsealed_.insert(unsealed_.begin(), id);
+  std::vector<SealTask> tasks;
+  for (Side side : {Side::kK, Side::kV}) {
+    if (p.side(side).data == nullptr || shape_.coding(side) == Coding::kF16) continue;
+    const std::size_t bytes =
+        codec::EncodedBytes(shape_.coding(side), shape_.shape(side)).total * shape_.n_head_kv;
+    std::uint8_t* coded = alloc_.Allocate(bytes);
+    if (coded == nullptr) return NoMemory(bytes);
+    tasks.push_back({id, side, coded});
+  }
+  for (const SealTask& t : tasks) {
+    for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h) EncodeHead(t, h);
+    FinishSeal(t);
+  }
+  if (tasks.empty()) {  // an f16 store has nothing to encode
+    p.state = State::kSealed;
+    std::erase(unsealed_, id);
+  }
+  Touch(id);
+  return Status::Ok();
+}
+
+// --- copies and accounts -----------------------------------------------------------------------------
+
+void Stream::CopyFrom(const Stream& other, Status& status) {
+  Clear();
+  auto copy = [&](const Block& from, Block& to) {
+    if (from.data == nullptr) return true;
+    to = from;
+    to.written = nullptr;
+    to.data = alloc_.Allocate(from.bytes);
+    if (to.data == nullptr) return false;
+    std::memcpy(to.data, from.data, from.bytes);
+    if (from.written == nullptr) return true;
+    std::uint8_t* mask = alloc_.Allocate(sizeof(RowMask));
+    if (mask == nullptr) return false;
+    to.written = new (mask) RowMask(*from.written);
+    return true;
+  };
+  pages_.resize(other.pages_.size());
+  views_.resize(other.views_.size());
+  for (std::uint32_t id = 0; id < pages_.size(); ++id) {
+    if (!other.pages_[id]) {
+      free_.push_back(id);
+      continue;
+    }
+    const Page& from = *other.pages_[id];
+    pages_[id] = std::make_unique<Page>(from);
+    Page& p = *pages_[id];
+    p.k = p.v = {};
+    p.cells = nullptr;
+    bool ok = copy(from.k, p.k) && copy(from.v, p.v);
+    if (ok && from.cells != nullptr) {
+      const std::size_t bytes = from.capacity * sizeof(std::uint32_t);
+      p.cells = reinterpret_cast<std::uint32_t*>(alloc_.Allocate(bytes));
+      ok = p.cells != nullptr;
+      if (ok) std::memcpy(p.cells, from.cells, bytes);
+    }
+    if (!ok) {
+      Clear();
+      status = NoMemory(from.k.bytes + from.v.bytes);
+      return;
+    }
+    for (std::uint32_t r = 0; r < p.rows; ++r)
+      if (p.live.test(r)) index_.Set(p.cell(r), id);
+    Touch(id);
+  }
+  unsealed_ = other.unsealed_;
+  sinks_ = other.sinks_;
+  open_ = other.open_;
+  pinned_ = other.pinned_;
+  empty_ = other.empty_;
+  n_first_ = other.n_first_;
+}
+
+StreamBytes Stream::bytes() const {
+  StreamBytes out;
+  for (const auto& ptr : pages_) {
+    if (!ptr) continue;
+    const Page& p = *ptr;
+    const std::uint64_t live = p.live.count();
+    out.live_rows += live;
+    out.dead_rows += p.rows - live;
+    out.n_open += p.state == State::kOpen;
+    out.n_settled += p.state == State::kSettled;
+    out.n_sealed += p.state == State::kSealed;
+    out.index += sizeof(Page) + (p.cells ? p.capacity * sizeof(std::uint32_t) : 0);
+    for (Side side : {Side::kK, Side::kV}) {
+      const Block& b = p.side(side);
+      if (b.data == nullptr) continue;
+      const int s = static_cast<int>(side);
+      std::uint64_t useful = 0;
+      if (b.coding == Coding::kF16) {
+        useful = live * shape_.n_embd(side) * 2;
+        out.open[s] += useful;
+      } else {
+        const codec::PageBytes pb = codec::EncodedBytes(b.coding, shape_.shape(side));
+        const std::uint64_t codes = (pb.total - pb.scales) * shape_.n_head_kv * live / p.capacity;
+        const std::uint64_t scales = pb.scales * shape_.n_head_kv;
+        out.coded[s] += codes;
+        out.scales[s] += scales;
+        useful = codes + scales;
+      }
+      out.slack += b.bytes - useful;
+      out.index += b.written != nullptr ? sizeof(RowMask) : 0;
+    }
+  }
+  out.index += index_.bytes() + views_.capacity() * sizeof(attention::Page) +
+               pages_.capacity() * sizeof(void*) +
+               (free_.capacity() + unsealed_.capacity() + sinks_.capacity()) * sizeof(std::uint32_t);
+  return out;
+}
+
+}  // namespace kvtamp::store

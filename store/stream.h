@@ -1,0 +1,153 @@
+// The rows of one layer and one stream of the host's cache: pages in order of writing, found by cell.
+//
+// A row is written in two halves, K and V, in any order. Writing a half again replaces it: in place
+// while that side of the row is still f16, else as a new row that takes the other half along, and the
+// old row dies. Sealing is the caller's decision (Maintain), made after the writers have attended.
+// Nothing here is thread-safe; Cache serialises.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "attention/attention.h"
+#include "base/executor.h"
+#include "base/status.h"
+#include "page/allocator.h"
+#include "page/cell_index.h"
+#include "page/page.h"
+
+namespace kvtamp::store {
+
+// What all streams of a layer share.
+struct LayerShape {
+  std::uint32_t n_embd_k = 0, n_embd_v = 0;  // whole rows; n_embd_v 0: a layer without V
+  std::uint32_t n_head_kv = 0;               // 0: not known yet, rows stay f16
+  std::uint32_t page_size = 64;
+  std::uint32_t n_sink = 4;
+  std::uint32_t residual_length = 64;
+  codec::Format k, v;                        // resolved for the head sizes once those are known
+  codec::Coding k_coding = codec::Coding::kF16, v_coding = codec::Coding::kF16;
+  std::vector<float> k_mean;                 // [n_embd_k], empty until the first page is sealed
+
+  std::uint32_t n_embd(codec::Side s) const { return s == codec::Side::kK ? n_embd_k : n_embd_v; }
+  std::uint32_t dim(codec::Side s) const { return n_embd(s) / n_head_kv; }
+  codec::Coding coding(codec::Side s) const { return s == codec::Side::kK ? k_coding : v_coding; }
+  codec::PageShape shape(codec::Side s) const {
+    return {page_size, dim(s), s == codec::Side::kV ? v.group : 0u};
+  }
+};
+
+// Bytes and pages of a stream, by what they are for (control/stats.h adds them up).
+struct StreamBytes {
+  std::uint64_t coded[2] = {}, scales[2] = {}, open[2] = {};  // by codec::Side
+  std::uint64_t slack = 0, index = 0;
+  std::uint64_t n_open = 0, n_settled = 0, n_sealed = 0;
+  std::uint64_t live_rows = 0, dead_rows = 0;
+};
+
+class Stream {
+ public:
+  Stream(LayerShape& shape, page::Allocator& allocator) : shape_(shape), alloc_(allocator) {}
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  // One row's half as f16 [n_embd].
+  Status Write(codec::Side side, std::uint32_t cell, const half_t* row);
+  // As Write, but the row is filled in by the caller: the returned [n_embd] halves are the row's place.
+  Result<half_t*> Place(codec::Side side, std::uint32_t cell);
+  // The row as f16 [n_embd]; false (and zeros) where the cell has none.
+  bool Read(codec::Side side, std::uint32_t cell, half_t* row) const;
+
+  // Cells that must stay f16 for ever, e.g. a sequence's first tokens.
+  void MarkSink(std::uint32_t cell);
+
+  // One side of one page that is due for its final format.
+  struct SealTask {
+    std::uint32_t page;
+    codec::Side side;
+    std::uint8_t* coded;  // to be filled, all heads
+  };
+  // Appends what is due (full, out of the recent window, all rows written); sinks are moved out first.
+  Status CollectSeals(std::vector<SealTask>& tasks);
+  // The encoding itself: may run on any thread, tasks and heads in any order.
+  void EncodeHead(const SealTask& task, std::uint32_t head) const;
+  // Puts the coded side in place of the f16 one.
+  void FinishSeal(const SealTask& task);
+  // The mean key of a page, for the layer's first seal.
+  std::vector<float> MeanKey(std::uint32_t page) const;
+
+  // Merges sealed pages that are mostly dead, two at a time.
+  Status Compact();
+
+  // Every live row with a K: fn(cell, f16 row) may change the row and returns whether it did. Sealed
+  // pages are decoded, changed and coded again.
+  template <class F>
+  Status RewriteK(F&& fn);
+
+  void Clear();
+  void CopyFrom(const Stream& other, Status& status);
+
+  std::span<const attention::Page> views() const { return views_; }
+  StreamBytes bytes() const;
+
+ private:
+  struct Where {
+    std::uint32_t page;
+    std::uint32_t row;
+  };
+  bool Find(std::uint32_t cell, Where& where) const;
+  Result<Where> Append(std::uint32_t cell);
+  Result<std::uint32_t> NewPage(std::uint32_t capacity, bool pinned);
+  Status NoteCell(page::Page& p, std::uint32_t row, std::uint32_t cell);
+  // Room up to row `row` on a side that is f16 (or not there yet), zeroed where it is new. A side that is
+  // there always covers all rows of its page: attention reads them without asking.
+  Status EnsureF16(page::Page& p, codec::Side side, std::uint32_t row);
+  void Kill(Where where);
+  void FreePage(std::uint32_t id);
+  void FreeBlock(page::Block& block);
+  bool SideComplete(const page::Page& p, codec::Side side) const;
+  bool Written(const page::Page& p, codec::Side side, std::uint32_t row) const;
+  void ReadRow(const page::Page& p, codec::Side side, std::uint32_t row, half_t* out) const;
+  Status MovePinned(std::uint32_t id);
+  Status PinRow(const page::Page& from, std::uint32_t row);
+  Status CompactInto(std::uint32_t a, std::uint32_t b);
+  bool IsSink(std::uint32_t cell) const;
+  void Touch(std::uint32_t id);
+  Status RecodeK(page::Page& p, const std::vector<half_t>& rows);
+
+  LayerShape& shape_;
+  page::Allocator& alloc_;
+  std::vector<std::unique_ptr<page::Page>> pages_;  // by number; null: free
+  std::vector<attention::Page> views_;              // same numbers; free ones have 0 rows
+  std::vector<std::uint32_t> free_;
+  std::vector<std::uint32_t> unsealed_;             // full pages not sealed yet, oldest first
+  std::vector<std::uint32_t> sinks_;                // cells, ascending
+  page::CellIndex index_;
+  std::uint32_t open_ = page::CellIndex::kNone;
+  std::uint32_t pinned_ = page::CellIndex::kNone;   // pinned page that still has room
+  bool empty_ = true;                               // nothing written since Clear: next rows are sinks
+  std::uint32_t n_first_ = 0;
+};
+
+template <class F>
+Status Stream::RewriteK(F&& fn) {
+  std::vector<half_t> rows;
+  for (std::uint32_t id = 0; id < pages_.size(); ++id) {
+    page::Page* p = pages_[id].get();
+    if (p == nullptr || p->k.data == nullptr) continue;
+    bool changed = false;
+    rows.assign(std::size_t{p->capacity} * shape_.n_embd_k, 0);
+    for (std::uint32_t r = 0; r < p->rows; ++r) {
+      if (!p->live.test(r) || !Written(*p, codec::Side::kK, r)) continue;
+      half_t* row = rows.data() + std::size_t{r} * shape_.n_embd_k;
+      ReadRow(*p, codec::Side::kK, r, row);
+      changed |= fn(p->cell(r), row);
+    }
+    if (!changed) continue;
+    if (Status s = RecodeK(*p, rows); !s.ok()) return s;
+  }
+  return Status::Ok();
+}
+
+}  // namespace kvtamp::store

@@ -1,0 +1,138 @@
+"""The command around the stock programs: run, doctor, and the figures it all ends with."""
+
+import json
+
+import pytest
+
+import host
+from host import DEFAULT, HOST
+
+PROMPT = "The capital of France is"
+BYTES_PER_TOKEN = 30 * 3 * 64 * 2 * 2  # layers, KV heads, head size, K and V, f16
+
+
+def kvtamp(programs, *args, limit=120, **settings):
+    # As a user's shell: nothing of what `run` sets is there yet.
+    env = host.environment(programs.plugin, HOST, {"LLAMA_ARG_FLASH_ATTN": None, **settings})
+    return host.run([programs.command, *args], env=env, limit=limit)
+
+
+def completion(programs, *args):
+    return [programs.llama / "llama-completion", "-m", programs.model, "-t", host.THREADS, "-c", 512,
+            "-no-cnv", "--no-display-prompt", "--temp", 0, "-n", 8, "-p", PROMPT, *args]
+
+
+def test_run_gives_the_program_our_cache(programs):
+    result = kvtamp(programs, "run", "--cache", "k8v8", "--", *completion(programs))
+    assert result.code == 0
+    assert result.out.startswith(" Paris.")
+    first = result.err.splitlines()[0]
+    assert first.startswith("kvtamp run: device KVTAMP, cache k8v8")
+    assert "LLAMA_ARG_DEVICE=KVTAMP" in first
+    assert result.lines("tokens written", "k8v8", "smaller")
+
+
+def test_run_gives_llama_bench_the_flags_it_needs(programs):
+    result = kvtamp(programs, "run", "--", programs.llama / "llama-bench", "-m", programs.model,
+                    "-t", host.THREADS, "-p", 16, "-n", 0, "-r", 1, "-o", "json")
+    assert result.code == 0, result.err
+    assert json.loads(result.out)[0]["devices"] == "KVTAMP"
+
+
+@pytest.mark.parametrize("args, code, words", [
+    (["run", "--", "true"], 0, []),
+    (["run", "--", "sh", "-c", "exit 7"], 7, []),
+    (["run", "--", "/nowhere/llama-server"], 127, ["/nowhere/llama-server"]),
+    (["run", "--", "/etc/passwd"], 126, ["/etc/passwd"]),
+    (["run"], 2, ["no PROGRAM given"]),
+    (["run", "--cache", "k9v9", "--", "true"], 2, ["--cache", "k9v9"]),
+    (["run", "--cach", "f16", "--", "true"], 2, ["--cach", "did you mean --cache"]),
+    (["doktor"], 2, ["doktor"]),
+])
+def test_exit_codes(programs, args, code, words):
+    result = kvtamp(programs, *args)
+    assert result.code == code, result.err
+    if words:
+        line = result.err.splitlines()[-1]
+        assert line.startswith("kvtamp") and all(word in line for word in words), result.err
+
+
+def test_misspelt_variable_stops_run(programs):
+    result = kvtamp(programs, "run", "--", "true", KVTAMP_CACHE_TIPE="f16")
+    assert result.code == 2
+    assert "did you mean KVTAMP_CACHE_TYPE?" in result.err
+
+
+def test_doctor_is_content(programs):
+    # A forced choice of kernels is worth a warning, and then the exit code is 1.
+    result = kvtamp(programs, "doctor", "-m", programs.model, KVTAMP_CPU=None)
+    assert result.code == 0, result.out + result.err
+    assert "[ok]" in result.out and "[FAIL]" not in result.out
+    assert "30 layers" in result.out
+
+
+def test_doctor_finds_what_is_wrong(programs, tmp_path):
+    result = kvtamp(programs, "doctor", KVTAMP_PLUGIN=tmp_path / "none.so")
+    assert result.code == 2, result.out + result.err
+    assert "[FAIL] plugin.found" in result.out
+
+
+def test_the_device_is_listed(programs):
+    result = programs.run("llama-completion", "--list-devices", cache=DEFAULT)
+    assert "KVTAMP: compressed KV cache" in result.out + result.err
+
+
+# --- The figures ---------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module", params=["f16", "k8v8", DEFAULT])
+def stats(request, programs, tmp_path_factory):
+    path = tmp_path_factory.mktemp("stats") / "stats.json"
+    result = programs.complete(host.document(5000), 8, cache=request.param, KVTAMP_STATS=path)
+    summary = result.lines("kvtamp", "tokens written")
+    assert len(summary) == 1
+    return json.loads(path.read_text()), summary[0]
+
+
+def test_the_stats_name_the_cache(stats, request):
+    figures, summary = stats
+    asked = request.node.callspec.params["stats"]
+    assert figures["type"] == ("k4v4" if asked == DEFAULT else asked)
+    assert figures["device"] == "KVTAMP"
+    assert f"KVTAMP ({figures['type']})" in summary
+    for key in ("version", "ggml_version", "cpu", "format_k", "format_v"):
+        assert figures[key]
+    assert figures["fallback_ops"] == [] and figures["warnings"] == []
+    assert figures["uncompressed_bytes"] == 0
+    assert [layer["layer"] for layer in figures["caches"][0]["layers"]] == list(range(30))
+
+
+def test_bytes_add_up(stats):
+    figures, _ = stats
+    assert sum(figures["resident_bytes"].values()) == figures["resident_total_bytes"]
+    assert figures["resident_peak_bytes"] >= figures["resident_total_bytes"]
+    assert sum(figures["stored_bytes_by_tensor"].values()) == figures["stored_bytes"]
+    assert sum(figures["logical_bytes_by_tensor"].values()) == figures["logical_bytes"]
+    layers = figures["caches"][0]["layers"]
+    assert sum(layer["logical_bytes"] for layer in layers) == figures["logical_bytes"]
+    # Scratch is work space; all else is kept for the tokens.
+    kept = figures["resident_total_bytes"] - figures["resident_bytes"]["scratch"]
+    assert figures["stored_bytes"] == kept
+    factor = figures["logical_bytes"] / figures["stored_bytes"]
+    assert figures["compression_factor"] == pytest.approx(factor)
+
+
+def test_bytes_are_those_of_the_format(stats, programs):
+    figures, _ = stats
+    n = figures["cells_used"]
+    assert n > 900 and figures["rows_written_total"] >= n
+    assert figures["logical_bytes"] == n * BYTES_PER_TOKEN
+    bits = 16
+    if figures["type"] != "f16":
+        names = json.loads(kvtamp(programs, "formats", "-o", "json").out)
+        bits = next(row["bits"]["64"]["kv"] for row in names if row["name"] == figures["type"])
+    # Sinks, the recent window and the page being filled are in f16; the page that holds the window's
+    # oldest row may be, too.
+    page, window = figures["page_size"], figures["residual_length"]
+    f16 = [figures["n_sink"] + window, figures["n_sink"] + window + 2 * page]
+    low, high = (BYTES_PER_TOKEN * (rows + (n - rows) * bits / 16) for rows in f16)
+    assert 0.99 * low <= figures["stored_bytes"] <= 1.06 * high

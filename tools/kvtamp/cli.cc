@@ -1,0 +1,141 @@
+#include "tools/kvtamp/cli.h"
+
+#include <fmt/format.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <filesystem>
+
+namespace kvtamp::tool {
+namespace {
+
+// llama.cpp's short flags of more than one letter; CLI11 knows one letter only.
+constexpr std::pair<const char*, const char*> kShort[] = {
+    {"-ctk", "--cache-type-k"}, {"--ctk", "--cache-type-k"}, {"-ctv", "--cache-type-v"},
+    {"--ctv", "--cache-type-v"}, {"-ub", "--ubatch-size"},   {"-ngl", "--n-gpu-layers"}};
+
+std::vector<std::string> FlagNames(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+std::string OneLine(std::string text) {
+  for (char& c : text) {
+    if (c == '\n') c = ' ';
+  }
+  while (!text.empty() && text.back() == ' ') text.pop_back();
+  return text;
+}
+
+}  // namespace
+
+Args LongFlags(const Args& args) {
+  Args out;
+  for (const std::string& arg : args) {
+    std::string name = arg;
+    for (const auto& [from, to] : kShort) {
+      if (arg == from) name = to;
+    }
+    out.push_back(std::move(name));
+  }
+  return out;
+}
+
+std::optional<int> Parse(CLI::App& app, const Args& args) {
+  const std::string command = app.get_name().substr(std::string_view("kvtamp ").size());
+  app.set_help_flag("-h,--help", "print this and exit");
+  Args reversed = LongFlags(args);
+  std::reverse(reversed.begin(), reversed.end());  // what CLI11 wants
+  try {
+    app.parse(reversed);
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", app.help());
+    return kDone;
+  } catch (const CLI::ExtrasError&) {
+    const std::string extra = app.remaining().empty() ? "" : app.remaining().front();
+    const std::string near = control::NearestName(extra.substr(0, extra.find('=')), FlagNames(app));
+    const char* what = extra.starts_with("-") ? "unknown option" : "unexpected argument";
+    return Fail(command.c_str(),
+                fmt::format("{} {}{}", what, extra, near.empty() ? "" : "; did you mean " + near + "?"),
+                kBadUsage);
+  } catch (const CLI::ParseError& error) {
+    return Fail(command.c_str(), OneLine(error.what()), kBadUsage);
+  }
+  return std::nullopt;
+}
+
+void SettingFlags::AddTo(CLI::App& app, std::string_view prefix) {
+  for (const control::Option& option : control::Options()) {
+    const std::string_view path = option.path;
+    if (!path.starts_with(prefix)) continue;
+    auto slot = std::make_unique<Slot>(Slot{&option, nullptr, ""});
+    std::string name = control::FlagName(path);
+    if (path == "cache.type") name = "--cache," + name;
+    const std::string spelled =
+        *option.short_flag == 0 ? "" : fmt::format("{}: ", option.short_flag);
+    const std::string fallback =
+        *option.fallback == 0 ? "" : fmt::format(", default {}", option.fallback);
+    const std::string env = *option.short_env == 0 ? control::EnvName(path) : option.short_env;
+    slot->flag = app.add_option(name, slot->text,
+                                fmt::format("{}{} [{}{}]", spelled, option.help, env, fallback))
+                     ->type_name(option.value_name)
+                     ->group("Settings");
+    slots_.push_back(std::move(slot));
+  }
+  app.add_option("--config-file", config_, "read settings from this TOML file [KVTAMP_CONFIG]")
+      ->type_name("FILE")
+      ->group("Settings");
+}
+
+control::Overrides SettingFlags::overrides() const {
+  control::Overrides overrides;
+  for (const auto& slot : slots_) {
+    if (slot->flag->count() == 0) continue;
+    const std::string path = slot->option->path;
+    const std::string flag = path == "cache.type"          ? "--cache"
+                             : *slot->option->short_flag != 0 ? slot->option->short_flag
+                                                              : control::FlagName(path);
+    overrides.push_back({path, slot->text, flag});
+  }
+  return overrides;
+}
+
+bool SettingFlags::any() const { return !overrides().empty() || !config_.empty(); }
+
+Result<control::Settings> SettingFlags::Load() const {
+  return control::LoadSettings(overrides(), control::ProcessEnvironment(), config_);
+}
+
+void SettingFlags::Export(const control::Settings& settings) const {
+  if (!config_.empty()) {
+    ::setenv("KVTAMP_CONFIG", std::filesystem::absolute(config_).c_str(), 1);
+  }
+  bool types = false;
+  for (const control::Value& value : settings.values) {
+    if (value.source != control::Source::kFlag) continue;
+    const std::string_view path = value.option->path;
+    if (path == "cache.type" || path == "cache.type_k" || path == "cache.type_v") {
+      types = true;
+      continue;
+    }
+    if (*value.option->short_env != 0) ::unsetenv(value.option->short_env);
+    ::setenv(control::EnvName(path).c_str(), value.text.c_str(), 1);
+  }
+  if (types) {
+    // As resolved: which of the three wins depends on where each was given, and an environment cannot
+    // tell that on.
+    ::unsetenv(control::EnvName("cache.type").c_str());
+    ::setenv(control::EnvName("cache.type_k").c_str(), codec::FormatName(settings.type.k).c_str(), 1);
+    ::setenv(control::EnvName("cache.type_v").c_str(), codec::FormatName(settings.type.v).c_str(), 1);
+  }
+}
+
+int Fail(const char* command, const std::string& message, int code) {
+  fmt::print(stderr, "kvtamp {}: {}\n", command, message);
+  return code;
+}
+
+}  // namespace kvtamp::tool

@@ -1,0 +1,50 @@
+// Command lines: CLI11 plus what it lacks (llama.cpp's "-ctk" style, one-line errors with the nearest
+// name, the settings table as flags).
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "control/settings.h"
+#include "tools/kvtamp/command.h"
+
+namespace kvtamp::tool {
+
+// "-ctk X" -> "--cache-type-k X" and so on, so that CLI11 can read llama.cpp's short flags.
+Args LongFlags(const Args& args);
+
+// Adds `-h`/`--help` and parses. Returns an exit code when the command is to end here (help was printed,
+// or one line of error), nothing when it may go on.
+std::optional<int> Parse(CLI::App& app, const Args& args);
+
+// One flag for each setting (all, or those whose path starts with `prefix`), and --config-file.
+class SettingFlags {
+ public:
+  // --cache-type can also be called --cache.
+  void AddTo(CLI::App& app, std::string_view prefix = "");
+  control::Overrides overrides() const;
+  const std::string& config() const { return config_; }
+  bool any() const;  // was one of them given?
+
+  // Merges flags, environment and file.
+  Result<control::Settings> Load() const;
+  // Writes what the flags say into this process's environment, so that a plug-in loaded here or in a
+  // program started from here reads the same settings. `settings` is what Load() gave.
+  void Export(const control::Settings& settings) const;
+
+ private:
+  struct Slot {
+    const control::Option* option;
+    CLI::Option* flag;
+    std::string text;
+  };
+  std::vector<std::unique_ptr<Slot>> slots_;
+  std::string config_;
+};
+
+// Prints "kvtamp COMMAND: message" to stderr and returns `code`.
+int Fail(const char* command, const std::string& message, int code);
+
+}  // namespace kvtamp::tool

@@ -1,0 +1,45 @@
+// The shape of a model's cache, read from a GGUF file's metadata and tensor list alone (no weights are
+// read, no model is loaded). What the host decides only at run time (which layers slide, for models whose
+// file does not say) is marked as not known rather than guessed.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+namespace kvtamp::tool {
+
+struct LayerLayout {
+  std::uint32_t layer = 0;
+  std::uint32_t n_head_kv = 0;  // 0: this layer has no K/V of its own
+  std::uint32_t head_size_k = 0;
+  std::uint32_t head_size_v = 0;  // 0: V is a view of K (MLA)
+  bool swa = false;               // attends a sliding window
+  std::uint64_t elements_k() const { return std::uint64_t{n_head_kv} * head_size_k; }
+  std::uint64_t elements_v() const { return std::uint64_t{n_head_kv} * head_size_v; }
+};
+
+struct ModelLayout {
+  std::string name;
+  std::string architecture;
+  std::uint32_t n_ctx_train = 0;
+  std::uint32_t n_layer = 0;
+  std::uint32_t n_head = 0;     // query heads (of the first attention layer)
+  std::uint32_t n_swa = 0;      // 0: no sliding window
+  bool swa_known = true;        // false: some layers slide, the file does not say which
+  bool mla = false;
+  std::uint32_t n_recurrent = 0;  // layers with recurrent state
+  std::uint32_t n_shared = 0;     // layers that read another layer's K/V
+  bool causal = true;             // false: an encoder
+  std::vector<LayerLayout> layers;  // those with K/V of their own
+
+  std::uint64_t elements() const;  // K and V of one token, all layers
+  // K and V of a token at `n_tokens` tokens in all, sliding layers counted with what they keep.
+  std::uint64_t elements_at(std::uint64_t n_tokens) const;
+};
+
+Result<ModelLayout> ReadLayout(const std::string& gguf);
+
+}  // namespace kvtamp::tool

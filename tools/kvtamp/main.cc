@@ -1,0 +1,85 @@
+// The command `kvtamp`: chooses the sub-command.
+#include <fmt/format.h>
+#include <ggml-backend-impl.h>
+#include <ggml.h>
+#include <llama.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "base/version.h"
+#include "control/settings.h"
+#include "tools/kvtamp/command.h"
+
+namespace kvtamp::tool {
+namespace {
+
+struct Command {
+  const char* name;
+  int (*main)(const Args&);
+  const char* help;
+};
+constexpr Command kCommands[] = {
+    {"run", RunMain, "start a llama.cpp program with its cache kept by kvtamp"},
+    {"doctor", DoctorMain, "check this machine, the host, the settings and a model"},
+    {"eval", EvalMain, "what a format costs in quality, against the host's f16 cache"},
+    {"formats", FormatsMain, "the formats of the cache and their true size"},
+};
+
+void PrintHelp() {
+  fmt::print("kvtamp {}: a compressed KV cache for unmodified llama.cpp\n\n"
+             "Usage: kvtamp COMMAND [flags], kvtamp help COMMAND, kvtamp --version\n\nCommands:\n",
+             KVTAMP_VERSION);
+  for (const Command& command : kCommands) fmt::print("  {:8} {}\n", command.name, command.help);
+  fmt::print("\nExamples:\n"
+             "  kvtamp run -- llama-server -m model.gguf\n"
+             "  kvtamp doctor -m model.gguf\n"
+             "  kvtamp eval -m model.gguf -f text.txt --cache k4v4\n");
+}
+
+void PrintVersion() {
+  fmt::print("kvtamp {}\nllama.cpp {} (ggml {}, commit {}, backend API {})\n", KVTAMP_VERSION, llama_version(),
+             ggml_version(), ggml_commit(), GGML_BACKEND_API_VERSION);
+}
+
+int Main(Args args) {
+  if (args.empty()) {
+    PrintHelp();
+    return kBadUsage;
+  }
+  std::string name = args.front();
+  args.erase(args.begin());
+  if (name == "--version" || name == "version") {
+    PrintVersion();
+    return kDone;
+  }
+  if (name == "-h" || name == "--help" || (name == "help" && args.empty())) {
+    PrintHelp();
+    return kDone;
+  }
+  if (name == "help") {
+    name = args.front();
+    args = {"--help"};
+  }
+  for (const Command& command : kCommands) {
+    if (name == command.name) return command.main(args);
+  }
+  std::vector<std::string> names;
+  for (const Command& command : kCommands) names.emplace_back(command.name);
+  const std::string near = control::NearestName(name, names);
+  fmt::print(stderr, "kvtamp: unknown command {}{}; `kvtamp help` lists them\n", name,
+             near.empty() ? "" : "; did you mean " + near + "?");
+  return kBadUsage;
+}
+
+}  // namespace
+}  // namespace kvtamp::tool
+
+int main(int argc, char** argv) {
+  try {
+    return kvtamp::tool::Main({argv + 1, argv + argc});
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "kvtamp: {}\n", error.what());
+    return kvtamp::tool::kFailed;
+  }
+}
