@@ -13,8 +13,6 @@
 namespace kvtamp::attention {
 namespace {
 
-// Below this many query rows per KV head the integer path wins (bench/attention_bench).
-constexpr std::uint32_t kDecodeBelow = 12;
 // Units per thread, so that a slow thread does not hold up the others.
 constexpr std::uint32_t kUnitsPerThread = 4;
 // A shorter run costs more in merging than it gains.
@@ -48,7 +46,7 @@ struct Plan {
 
 void CutRows(const Plan& plan, JobPlan& j, std::uint32_t prefill_lanes) {
   j.rows = j.job->n_tok * (plan.params->n_head / plan.layer->n_head_kv);
-  j.decode = j.rows < kDecodeBelow;
+  j.decode = j.rows <= kMaxDecodeRows;
   j.block_rows = j.decode ? kMaxDecodeRows : kMaxPrefillRows / prefill_lanes * prefill_lanes;
   j.n_blocks = (j.rows + j.block_rows - 1) / j.block_rows;
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
 #include <random>
 #include <sstream>
 #include <string>
@@ -51,6 +53,8 @@ std::string Describe(const Shape& s) {
   return o.str();
 }
 
+constexpr std::size_t kScratch = 16 << 20;
+
 class EveryIsa : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override { ASSERT_TRUE(cpu::ForceIsa(GetParam()).ok()); }
@@ -62,9 +66,11 @@ class EveryIsa : public testing::TestWithParam<std::string> {
     std::vector<float> want, got;
     AttendReference(world.layer, world.JobsInto(want), world.params);
     Workspace workspace;
+    std::memset(workspace.Get(kScratch), 0xFF, kScratch);  // NaN, so that nothing unwritten is used unseen
     ThreadExecutor executor(threads);
     const Status status = Attend(world.layer, world.JobsInto(got), world.params, workspace, executor);
     ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_LT(workspace.bytes(), 2 * kScratch);
     for (std::size_t i = 0; i < got.size(); ++i) ASSERT_TRUE(std::isfinite(got[i])) << i;
     EXPECT_LE(Nmse(got, want), limit);
   }

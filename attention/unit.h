@@ -10,7 +10,9 @@
 namespace kvtamp::attention {
 
 inline constexpr std::uint32_t kMaxGqa = 64;
-inline constexpr std::uint32_t kMaxDecodeRows = 16;    // of one unit
+// Query rows per KV head up to which decoding beats prefill, on every instruction set
+// (bench/attention_bench, decode and prefill around it).
+inline constexpr std::uint32_t kMaxDecodeRows = 24;
 inline constexpr std::uint32_t kMaxPrefillRows = 192;  // of one unit
 
 inline constexpr std::uint32_t RoundUp(std::uint32_t n, std::uint32_t to) { return (n + to - 1) / to * to; }

@@ -11,10 +11,27 @@ constexpr std::size_t kAlign = 64;
 constexpr std::size_t kOsPage = 4096;
 constexpr std::size_t kMinSlab = 16 * 1024;
 constexpr std::size_t kMaxSlab = 2 * 1024 * 1024;
-constexpr std::size_t kSlabShare = 32;   // a new slab is at most this part of its class
-constexpr std::size_t kEmptyShare = 64;  // empty slabs are kept up to this part of everything
+constexpr std::size_t kSlabShare = 128;   // a new slab is at most this part of its class
+constexpr std::size_t kEmptyShare = 512;  // empty slabs are kept up to this part of everything
 
 std::size_t RoundUp(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
+
+// Bytes of a slab of about `wanted`: as many blocks as fill whole pages of the system nearly to the end.
+std::size_t SlabBytes(std::size_t block, std::size_t wanted) {
+  const std::size_t first = std::max<std::size_t>(1, wanted / block);
+  std::size_t best = first;
+  double best_waste = 1.0;
+  for (std::size_t n = first; n <= 4 * first; ++n) {
+    const std::size_t bytes = RoundUp(n * block, kOsPage);
+    const double waste = static_cast<double>(bytes % block) / static_cast<double>(bytes);
+    if (waste < best_waste) {
+      best = n;
+      best_waste = waste;
+    }
+    if (waste < 0.005) break;
+  }
+  return RoundUp(best * block, kOsPage);
+}
 
 }  // namespace
 
@@ -46,7 +63,7 @@ Allocator::Class& Allocator::ClassOf(std::size_t block_bytes) {
 
 Allocator::Slab* Allocator::NewSlab(Class& c) {
   const std::size_t wanted = std::clamp(c.mapped / kSlabShare, kMinSlab, kMaxSlab);
-  const std::size_t bytes = RoundUp(std::max<std::size_t>(1, wanted / c.block_bytes) * c.block_bytes, kOsPage);
+  const std::size_t bytes = SlabBytes(c.block_bytes, wanted);
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) return nullptr;
   auto slab = std::make_unique<Slab>();
@@ -59,6 +76,7 @@ Allocator::Slab* Allocator::NewSlab(Class& c) {
   mapped_ += bytes;
   c.mapped += bytes;
   empty_ += bytes;
+  empty_slabs_.push_back(slab.get());
   peak_ = std::max(peak_, mapped_);
   Slab* raw = slab.get();
   slabs_[reinterpret_cast<std::uintptr_t>(p)] = std::move(slab);
@@ -72,6 +90,7 @@ void Allocator::Unmap(Slab* slab) {
   munmap(slab->base, slab->bytes);
   mapped_ -= slab->bytes;
   empty_ -= slab->bytes;
+  std::erase(empty_slabs_, slab);
   slabs_.erase(reinterpret_cast<std::uintptr_t>(slab->base));
 }
 
@@ -80,7 +99,10 @@ std::uint8_t* Allocator::Allocate(std::size_t bytes) {
   Class& c = ClassOf(block);
   Slab* slab = c.with_room.empty() ? NewSlab(c) : c.with_room.back();
   if (slab == nullptr) return nullptr;
-  if (slab->free.size() == slab->n_blocks) empty_ -= slab->bytes;
+  if (slab->free.size() == slab->n_blocks) {
+    empty_ -= slab->bytes;
+    std::erase(empty_slabs_, slab);
+  }
   const std::uint32_t i = slab->free.back();
   slab->free.pop_back();
   if (slab->free.empty()) std::erase(c.with_room, slab);
@@ -99,13 +121,15 @@ void Allocator::Free(std::uint8_t* p, std::size_t bytes) {
   used_ -= block;
   if (slab->free.size() < slab->n_blocks) return;
   empty_ += slab->bytes;
-  if (empty_ > mapped_ / kEmptyShare) Unmap(slab);
+  empty_slabs_.push_back(slab);
+  while (empty_ > mapped_ / kEmptyShare) Unmap(empty_slabs_.front());
 }
 
 void Allocator::Clear() {
   for (auto& [base, slab] : slabs_) munmap(slab->base, slab->bytes);
   slabs_.clear();
   classes_.clear();
+  empty_slabs_.clear();
   used_ = mapped_ = empty_ = 0;
 }
 

@@ -2,8 +2,8 @@
 //
 // Page formats have few distinct sizes, so a class per exact size (rounded to 64 bytes, for vector loads)
 // wastes nothing inside a block. A slab is one anonymous mapping, small at first and then a fixed share
-// of what its class holds, so that slack stays a few per cent at any size. A slab whose last block is
-// freed goes back to the system, unless the empty ones are below 1/64 of everything: pages that come
+// of what its class holds, so that slack stays about a per cent at any size. A slab whose last block is
+// freed goes back to the system, unless the empty ones are below 1/512 of everything: pages that come
 // and go with every micro-batch then cost no system calls. Every byte mapped is counted.
 //
 // Not thread-safe: the cache that owns it serialises.
@@ -48,7 +48,8 @@ class Allocator {
   std::map<std::size_t, std::unique_ptr<Class>> classes_;     // by block size
   std::map<std::uintptr_t, std::unique_ptr<Slab>> slabs_;     // by base address
   std::size_t used_ = 0, mapped_ = 0, peak_ = 0;
-  std::size_t empty_ = 0;  // of mapped_, in slabs without a used block
+  std::size_t empty_ = 0;             // of mapped_, in slabs without a used block:
+  std::vector<Slab*> empty_slabs_;
 };
 
 }  // namespace kvtamp::page

@@ -130,7 +130,7 @@ void Cache::MarkSinks(std::uint32_t layer, std::uint32_t stream,
     for (std::uint32_t c : cells) l->streams[stream]->MarkSink(c);
 }
 
-Status Cache::Attend(std::uint32_t layer, std::span<StreamJob> jobs, const attention::Params& params,
+Status Cache::Attend(std::uint32_t layer, std::span<const StreamJob> jobs, const attention::Params& params,
                      Executor& executor) {
   std::lock_guard lock(mutex_);
   Layer* l = Get(layer);
@@ -145,13 +145,19 @@ Status Cache::Attend(std::uint32_t layer, std::span<StreamJob> jobs, const atten
   view.v_group = l->shape.v.group;
   view.v_hadamard = l->shape.v.hadamard;
   view.k_mean = l->shape.k_mean.empty() ? nullptr : l->shape.k_mean.data();
-  std::vector<attention::Job> list;
-  list.reserve(jobs.size());
-  for (StreamJob& j : jobs) {
-    j.job.pages = l->streams[j.stream]->views();
-    list.push_back(j.job);
+  views_.clear();
+  jobs_.clear();
+  std::vector<std::size_t> first;
+  for (const StreamJob& j : jobs) {
+    first.push_back(views_.size());
+    l->streams[j.stream]->AppendViews(views_);
   }
-  return attention::Attend(view, list, params, workspace_, executor);
+  first.push_back(views_.size());
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    jobs_.push_back(jobs[i].job);
+    jobs_.back().pages = std::span(views_).subspan(first[i], first[i + 1] - first[i]);
+  }
+  return attention::Attend(view, jobs_, params, workspace_, executor);
 }
 
 Status Cache::Maintain(std::uint32_t layer, Executor& executor) {
@@ -305,7 +311,7 @@ CacheBytes Cache::bytes() {
   }
   out.allocator_slack = allocator_.mapped_bytes() > claimed ? allocator_.mapped_bytes() - claimed : 0;
   out.shared_index += allocator_.index_bytes();
-  out.scratch = workspace_.bytes();
+  out.scratch = workspace_.bytes() + views_.capacity() * sizeof(attention::Page);
   out.peak_mapped = allocator_.peak_mapped_bytes();
   return out;
 }

@@ -73,12 +73,12 @@ class Cache {
   // Marks cells of one stream that must stay f16 (a sequence's first tokens).
   void MarkSinks(std::uint32_t layer, std::uint32_t stream, std::span<const std::uint32_t> cells);
 
-  // One job per stream; `pages` of each is filled in here.
+  // One job per stream; `pages` of each is set here, whatever it says.
   struct StreamJob {
     std::uint32_t stream = 0;
     attention::Job job;
   };
-  Status Attend(std::uint32_t layer, std::span<StreamJob> jobs, const attention::Params& params,
+  Status Attend(std::uint32_t layer, std::span<const StreamJob> jobs, const attention::Params& params,
                 Executor& executor);
 
   // Seals and compacts what is due; call when the writers of the last rows have attended.
@@ -120,6 +120,8 @@ class Cache {
   page::Allocator allocator_;
   std::map<std::uint32_t, Layer> layers_;
   attention::Workspace workspace_;
+  std::vector<attention::Page> views_;  // of the layer being attended
+  std::vector<attention::Job> jobs_;
   std::uint64_t clamped_ = 0;
 };
 

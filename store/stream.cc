@@ -29,21 +29,19 @@ constexpr std::uint32_t kFirstRows = 16;
 
 // --- pages -------------------------------------------------------------------------------------------
 
-void Stream::Touch(std::uint32_t id) {
-  attention::Page& v = views_[id];
-  const Page* p = pages_[id].get();
-  if (p == nullptr) {
-    v = {};
-    return;
+void Stream::AppendViews(std::vector<attention::Page>& views) const {
+  for (const auto& p : pages_) {
+    if (p == nullptr) continue;
+    attention::Page& v = views.emplace_back();
+    v.k = p->k.data;
+    v.v = p->v.data;
+    v.live = p->live.word;
+    v.cells = p->cells;
+    v.first_cell = p->first_cell;
+    v.rows = p->rows;
+    v.k_coding = p->k.coding;
+    v.v_coding = p->v.coding;
   }
-  v.k = p->k.data;
-  v.v = p->v.data;
-  v.live = p->live.word;
-  v.cells = p->cells;
-  v.first_cell = p->first_cell;
-  v.rows = p->rows;
-  v.k_coding = p->k.coding;
-  v.v_coding = p->v.coding;
 }
 
 Result<std::uint32_t> Stream::NewPage(std::uint32_t capacity, bool pinned) {
@@ -53,15 +51,16 @@ Result<std::uint32_t> Stream::NewPage(std::uint32_t capacity, bool pinned) {
     free_.pop_back();
   } else {
     id = static_cast<std::uint32_t>(pages_.size());
+    if (pages_.size() == pages_.capacity()) {  // by an eighth: doubling would show in the figures
+      pages_.reserve(pages_.size() + pages_.size() / 8 + 4);
+    }
     pages_.emplace_back();
-    views_.emplace_back();
   }
   pages_[id] = std::make_unique<Page>();
   Page& p = *pages_[id];
   p.capacity = static_cast<std::uint16_t>(capacity);
   p.state = pinned ? State::kSettled : State::kOpen;
   p.pinned = pinned;
-  Touch(id);
   return id;
 }
 
@@ -81,14 +80,12 @@ void Stream::FreePage(std::uint32_t id) {
   std::erase(unsealed_, id);
   if (open_ == id) open_ = CellIndex::kNone;
   if (pinned_ == id) pinned_ = CellIndex::kNone;
-  Touch(id);
 }
 
 void Stream::Clear() {
   for (std::uint32_t id = 0; id < pages_.size(); ++id)
     if (pages_[id]) FreePage(id);
   pages_.clear();
-  views_.clear();
   free_.clear();
   sinks_.clear();
   index_.Clear();
@@ -206,7 +203,6 @@ Result<Stream::Where> Stream::Append(std::uint32_t cell) {
       empty_ = false;
     }
   }
-  Touch(id);
   return Where{id, row};
 }
 
@@ -241,7 +237,6 @@ Result<half_t*> Stream::Place(Side side, std::uint32_t cell) {
   Page& p = *pages_[at.page];
   if (Status s = EnsureF16(p, side, p.rows - 1u); !s.ok()) return s;
   p.side(side).written->set(at.row);
-  Touch(at.page);
   return page::F16Row(p.side(side), n_embd, at.row);
 }
 
@@ -319,7 +314,6 @@ Status Stream::PinRow(const Page& from, std::uint32_t row) {
   to.live.set(at);
   index_.Set(cell, id);
   if (to.rows == to.capacity) pinned_ = CellIndex::kNone;
-  Touch(id);
   return Status::Ok();
 }
 
@@ -406,7 +400,6 @@ void Stream::FinishSeal(const SealTask& task) {
     p.state = State::kSealed;
     std::erase(unsealed_, task.page);
   }
-  Touch(task.page);
 }
 
 std::vector<float> Stream::MeanKey(std::uint32_t id) const {
@@ -509,7 +502,6 @@ Status Stream::CompactInto(std::uint32_t a, std::uint32_t b) {
     p.state = State::kSealed;
     std::erase(unsealed_, id);
   }
-  Touch(id);
   return Status::Ok();
 }
 
@@ -531,7 +523,6 @@ void Stream::CopyFrom(const Stream& other, Status& status) {
     return true;
   };
   pages_.resize(other.pages_.size());
-  views_.resize(other.views_.size());
   for (std::uint32_t id = 0; id < pages_.size(); ++id) {
     if (!other.pages_[id]) {
       free_.push_back(id);
@@ -556,7 +547,6 @@ void Stream::CopyFrom(const Stream& other, Status& status) {
     }
     for (std::uint32_t r = 0; r < p.rows; ++r)
       if (p.live.test(r)) index_.Set(p.cell(r), id);
-    Touch(id);
   }
   unsealed_ = other.unsealed_;
   sinks_ = other.sinks_;
@@ -598,8 +588,7 @@ StreamBytes Stream::bytes() const {
       out.index += b.written != nullptr ? sizeof(RowMask) : 0;
     }
   }
-  out.index += index_.bytes() + views_.capacity() * sizeof(attention::Page) +
-               pages_.capacity() * sizeof(void*) +
+  out.index += index_.bytes() + pages_.capacity() * sizeof(void*) +
                (free_.capacity() + unsealed_.capacity() + sinks_.capacity()) * sizeof(std::uint32_t);
   return out;
 }

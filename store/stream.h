@@ -88,7 +88,8 @@ class Stream {
   void Clear();
   void CopyFrom(const Stream& other, Status& status);
 
-  std::span<const attention::Page> views() const { return views_; }
+  // Appends every page as attention sees it; valid until the stream changes.
+  void AppendViews(std::vector<attention::Page>& views) const;
   StreamBytes bytes() const;
 
  private:
@@ -113,13 +114,11 @@ class Stream {
   Status PinRow(const page::Page& from, std::uint32_t row);
   Status CompactInto(std::uint32_t a, std::uint32_t b);
   bool IsSink(std::uint32_t cell) const;
-  void Touch(std::uint32_t id);
   Status RecodeK(page::Page& p, const std::vector<half_t>& rows);
 
   LayerShape& shape_;
   page::Allocator& alloc_;
   std::vector<std::unique_ptr<page::Page>> pages_;  // by number; null: free
-  std::vector<attention::Page> views_;              // same numbers; free ones have 0 rows
   std::vector<std::uint32_t> free_;
   std::vector<std::uint32_t> unsealed_;             // full pages not sealed yet, oldest first
   std::vector<std::uint32_t> sinks_;                // cells, ascending

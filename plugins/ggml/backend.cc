@@ -263,25 +263,25 @@ bool GgmlCameWithUs() {
   return m != nullptr;
 }
 
+// Not through the host's log: the host may be about to exit for want of our device, and exit() does not
+// wait for the thread that writes the log.
+bool Refuse(const std::string& why) {
+  std::fprintf(stderr, "kvtamp: %s\n", why.c_str());
+  return false;
+}
+
 // Null refuses: the host goes on with its own cache.
 ggml_backend_reg_t Register() {
   static const bool ok = [] {
     SetLogCallback(HostLog, nullptr);
     if (GgmlCameWithUs()) {
-      Log(LogLevel::kError, "this program has ggml inside its own binary, which no plug-in can join; build "
-                            "llama.cpp with shared libraries (-DBUILD_SHARED_LIBS=ON)");
-      return false;
+      return Refuse("this program has ggml inside its own binary, which no plug-in can join; build "
+                    "llama.cpp with shared libraries (-DBUILD_SHARED_LIBS=ON)");
     }
     std::string note, why;
-    if (Status s = CheckHostAbi(note); !s.ok()) {
-      Log(LogLevel::kError, s.message());
-      return false;
-    }
+    if (Status s = CheckHostAbi(note); !s.ok()) return Refuse(s.message());
     std::shared_ptr<const control::Settings> settings;
-    if (!LoadInto(settings, why)) {
-      Log(LogLevel::kError, why + " (the plug-in is not loaded)");
-      return false;
-    }
+    if (!LoadInto(settings, why)) return Refuse(why + " (the plug-in is not loaded)");
     {
       std::lock_guard lock(g_mutex);
       g_settings = std::move(settings);

@@ -273,21 +273,21 @@ void Buffer::Clear(std::uint8_t value) {
     RememberBeforeLoss();
     cache_->Clear();
   }
-  if (!HasKv()) {
-    if (value == 0 && !all_committed_) return;  // pages not committed yet are zero
-    if (Commit(base_, size_)) std::memset(base_, value, size_);
-    return;
+  // Plain memory reads as zeros again; the address space of K and V has none to lose.
+  madvise(base_, size_, MADV_DONTNEED);
+  if (value == 0) return;
+  std::uint8_t* at = base_;
+  auto fill_to = [&](std::uint8_t* end) {
+    if (end > at && Commit(at, static_cast<std::size_t>(end - at)))
+      std::memset(at, value, static_cast<std::size_t>(end - at));
+  };
+  for (const KvTensor* t : by_address_) {
+    if (!IsStored(t)) continue;
+    fill_to(t->base);
+    Patch(*t, t->base, nullptr, value, t->bytes);
+    at = t->base + t->bytes;
   }
-  for (auto& [id, l] : layers_) {
-    for (KvTensor* t : {l.k.get(), l.v.get()}) {
-      if (t == nullptr) continue;
-      if (l.plain) {
-        std::memset(t->base, value, t->bytes);
-      } else if (value != 0) {
-        Patch(*t, t->base, nullptr, value, t->bytes);
-      }
-    }
-  }
+  fill_to(base_ + size_);
 }
 
 void Buffer::AddTo(control::Snapshot& out) {

@@ -472,20 +472,87 @@ TEST(Mechanics, MaskForEachHead) {
   }
 }
 
-TEST(Mechanics, NoMaskSeesEveryCell) {
+TEST(Mechanics, NoMaskSeesEveryCellBelowNkv) {
   const Dims d{.n_head_kv = 2, .n_cells = 256};
-  for (const char* type : kTypes) {
-    const ggml_backend_ptr ours = NewBackend({type, 32, 4, 0}), cpu = NewCpu();
-    Cache a(OurType(), d);
-    Random random(Seed(810));
-    RunLayer(Way::kDirect, ours.get(), cpu.get(), a, Simple(d, random, 256, 0));
-    Batch b = Simple(d, random, 3, 0);
-    const std::vector<float> k = ToFloat(Get<Half>(a.k[0])), v = ToFloat(Get<Half>(a.v[0]));
-    b.cells.clear();
-    std::fill(b.mask.begin(), b.mask.end(), Half{0});
-    const std::vector<double> exact = Exact(d, b, k, v);
-    b.mask.clear();
-    EXPECT_LE(Nmse(RunLayer(Way::kDirect, ours.get(), cpu.get(), a, b), exact), kExactBound) << type;
+  for (const char* type : kTypes)
+    for (int n_kv : {256, 128, 100, 1}) {
+      const ggml_backend_ptr ours = NewBackend({type, 32, 4, 0}), cpu = NewCpu();
+      Cache a(OurType(), d);
+      Random random(Seed(810));
+      RunLayer(Way::kDirect, ours.get(), cpu.get(), a, Simple(d, random, 256, 0));
+      Batch b = Simple(d, random, 3, 0);
+      b.cells.clear();
+      b.n_kv = n_kv;
+      b.mask.assign(static_cast<std::size_t>(3 * n_kv), Half{0});
+      const std::vector<double> exact = Exact(d, b, ToFloat(Get<Half>(a.k[0])), ToFloat(Get<Half>(a.v[0])));
+      b.mask.clear();
+      EXPECT_LE(Nmse(RunLayer(Way::kDirect, ours.get(), cpu.get(), a, b), exact), kExactBound)
+          << type << ", n_kv " << n_kv;
+    }
+}
+
+// A masked cell is never looked at: it may hold anything, as cells of dead sequences do.
+TEST(Mechanics, MaskedCellsMayHoldNonsense) {
+  const Dims d{.n_head_kv = 2, .n_cells = 256};
+  for (const char* type : kTypes)
+    for (float nonsense : {NAN, INFINITY, 60000.0f}) {
+      const ggml_backend_ptr ours = NewBackend({type, 32, 4, 0}), cpu = NewCpu();
+      Cache cache(OurType(), d);
+      Random random(Seed(815));
+      Batch b = Simple(d, random, 200, 0);
+      b.rows_f16 = true;  // so that nothing is clamped on the way in
+      for (std::size_t row : {0u, 40u, 41u, 77u, 150u, 199u}) {
+        for (std::size_t i = 0; i < 128; i += 3) b.k[row * 128 + i] = b.v[row * 128 + i] = nonsense;
+        for (std::size_t t = 0; t < 200; ++t) b.mask[t * 256 + row] = ggml_fp32_to_fp16(-INFINITY);
+      }
+      std::vector<float> k(256 * 128), v(256 * 128);
+      const std::vector<float> new_k = ToFloat(ToHalf(b.k)), new_v = ToFloat(ToHalf(b.v));
+      std::copy(new_k.begin(), new_k.end(), k.begin());
+      std::copy(new_v.begin(), new_v.end(), v.begin());
+      EXPECT_LE(Nmse(RunLayer(Way::kDirect, ours.get(), cpu.get(), cache, b), Exact(d, b, k, v)), kExactBound)
+          << type << ", " << nonsense;
+      b.cells.clear();  // again over what was coded, many queries and one
+      for (int n_tok : {200, 1}) {
+        b.n_tok = n_tok;
+        b.q = random.Normals(static_cast<std::size_t>(n_tok * 4 * 64));
+        b.mask.erase(b.mask.begin(), b.mask.end() - n_tok * 256);
+        const std::vector<double> exact =
+            Exact(d, b, ToFloat(Get<Half>(cache.k[0])), ToFloat(Get<Half>(cache.v[0])));
+        // A channel's scale follows its largest value, dead or alive; queries times scales are rounded
+        // to 15 bits of the largest.
+        const double bound = nonsense == 60000.0f ? 1e-4 : kExactBound;
+        EXPECT_LE(Nmse(RunLayer(Way::kDirect, ours.get(), cpu.get(), cache, b), exact), bound)
+            << type << ", " << nonsense << ", " << n_tok << " queries";
+      }
+    }
+}
+
+// The host's own cache would hold infinities.
+TEST(Mechanics, RowsTooLargeForF16AreClamped) {
+  const Dims d{.n_head_kv = 1, .n_cells = 256};
+  const ggml_backend_ptr ours = NewBackend(), cpu = NewCpu();
+  Cache cache(OurType(), d);
+  Batch b;
+  b.cells = {7};
+  b.k = b.v = std::vector<float>(64, 1e6f);
+  b.k[1] = -1e30f;
+  RunLayer(Way::kDirect, ours.get(), cpu.get(), cache, b);
+  const std::vector<float> k = ToFloat(Get<Half>(cache.k[0]));
+  EXPECT_EQ(k[7 * 64], 65504.0f);
+  EXPECT_EQ(k[7 * 64 + 1], -65504.0f);
+}
+
+TEST(Mechanics, CellOutsideTheCacheFails) {
+  const Dims d{.n_cells = 256, .n_streams = 2};
+  const ggml_backend_ptr ours = NewBackend();
+  for (std::int64_t cell : {std::int64_t{512}, std::int64_t{-1}, std::int64_t{1} << 40}) {
+    Cache cache(OurType(), d);
+    Batch b;
+    b.cells = {cell};
+    b.k = std::vector<float>(128, 1);
+    Graph g;
+    ggml_build_forward_expand(g.get(), SetRows(g, cache.k[0], b, b.k));
+    EXPECT_EQ(g.Compute(ours.get()), GGML_STATUS_FAILED) << cell;
   }
 }
 

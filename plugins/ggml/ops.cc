@@ -107,7 +107,9 @@ AttentionLayout LayoutOf(const ggml_tensor* op) {
     a.why_not = "K and V views that differ";
   else if (q->type != GGML_TYPE_F32 || q->nb[0] != 4 || q->ne[3] != k->ne[3] || q->ne[2] % k->ne[2] != 0)
     a.why_not = "queries in an unknown layout";
-  else if (op->src[3] != nullptr && (op->src[3]->type != GGML_TYPE_F16 || op->src[3]->nb[0] != 2))
+  else if (const ggml_tensor* mask = op->src[3];
+           mask != nullptr && (mask->type != GGML_TYPE_F16 || mask->nb[0] != 2 ||
+                               (mask->ne[2] != 1 && mask->ne[2] != q->ne[2])))
     a.why_not = "a mask in an unknown layout";
   return a;
 }

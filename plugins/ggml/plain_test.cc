@@ -235,6 +235,67 @@ TEST(Plain, RowsWrittenInParts) {
   }
 }
 
+TEST(Plain, CodedRowsMoveOutAsTheyRead) {
+  const Dims d{.n_head_kv = 2, .n_cells = 256};
+  const ggml_backend_ptr ours = NewBackend({"k4v4", 16, 4, 0}), cpu = NewCpu();
+  Cache cache(OurType(), d);
+  Random random(Seed(15));
+  Batch b = Causal(d, random, 100, 0, 2);
+  RunLayer(Way::kDirect, ours.get(), cpu.get(), cache, b);
+  EXPECT_GT(Stats()["pages"]["sealed"], 0);
+  std::vector<Half> k = Get<Half>(cache.k[0]);
+  const std::vector<Half> v = Get<Half>(cache.v[0]);
+  EXPECT_GT(Nmse(ToFloat(v), ToFloat(ToHalf([&] {
+              std::vector<float> all(128 * 256);
+              std::copy(b.v.begin(), b.v.end(), all.begin());
+              return all;
+            }()))),
+            1e-4);
+  const std::vector<float> part = random.Normals(32);
+  Graph g;
+  ggml_build_forward_expand(
+      g.get(), ggml_set_rows(g.ctx(), ggml_view_2d(g.ctx(), cache.k[0], 32, 256, cache.k[0]->nb[1], 80),
+                             g.Input(GGML_TYPE_F32, {32, 1}, part), g.Input(GGML_TYPE_I64, {1}, std::vector<std::int64_t>{20})));
+  ASSERT_EQ(g.Compute(ours.get()), GGML_STATUS_SUCCESS);
+  EXPECT_GT(UncompressedBytes(), 0u);
+  const std::vector<Half> halves = ToHalf(part);
+  std::copy(halves.begin(), halves.end(), k.begin() + 20 * 128 + 40);
+  EXPECT_EQ(Get<Half>(cache.k[0]), k);
+  EXPECT_EQ(Get<Half>(cache.v[0]), v);
+  b.cells.clear();
+  EXPECT_LE(Nmse(RunLayer(Way::kDirect, ours.get(), cpu.get(), cache, b), Exact(d, b, ToFloat(k), ToFloat(v))), 1e-5);
+}
+
+// Nothing says that names are unique.
+TEST(Plain, TwoTensorsOfOneName) {
+  const ggml_backend_ptr ours = NewBackend({"f16"}), cpu = NewCpu();
+  const ggml_context_ptr ctx = NewContext(8);
+  ggml_tensor* t[4];
+  for (int i = 0; i < 4; ++i) {
+    t[i] = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F16, 128, 256, 1);
+    ggml_set_name(t[i], i % 2 ? "cache_v_l0" : "cache_k_l0");
+  }
+  const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), OurType()));
+  ggml_backend_buffer_clear(buffer.get(), 0);
+  Random random(Seed(16));
+  std::vector<Half> rows[4];
+  for (int i = 0; i < 4; ++i) {
+    rows[i] = ToHalf(random.Normals(128 * 256));
+    if (i % 2) {
+      Set(t[i], rows[i]);
+      continue;
+    }
+    Graph g;
+    std::vector<std::int64_t> cells(256);
+    for (std::size_t c = 0; c < 256; ++c) cells[c] = static_cast<std::int64_t>(c);
+    ggml_build_forward_expand(g.get(), ggml_set_rows(g.ctx(), ggml_reshape_2d(g.ctx(), t[i], 128, 256),
+                                                     g.Input(GGML_TYPE_F16, {128, 256}, rows[i]),
+                                                     g.Input(GGML_TYPE_I64, {256}, cells)));
+    ASSERT_EQ(g.Compute(ours.get()), GGML_STATUS_SUCCESS);
+  }
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(Get<Half>(t[i]), rows[i]) << i;
+}
+
 TEST(Plain, OtherOpsOnTheCache) {
   const Dims d{.n_head_kv = 2, .n_cells = 256};
   for (Way way : kWays) {

@@ -38,7 +38,7 @@ def test_misspelt_variable(programs):
 
 def test_a_host_that_does_not_insist_goes_on(programs):
     # llama-bench loads us whether or not our device is asked for.
-    result = programs.run("llama-bench", "-p", 8, "-n", 0, "-r", 1, "-o", "json", "-v", cache="k9v9")
+    result = programs.run("llama-bench", "-p", 8, "-n", 0, "-r", 1, "-o", "json", cache="k9v9")
     assert '"backends": "CPU"' in result.out
     assert len(result.lines("kvtamp: ", "k9v9")) == 1
 

@@ -135,4 +135,5 @@ def test_bytes_are_those_of_the_format(stats, programs):
     page, window = figures["page_size"], figures["residual_length"]
     f16 = [figures["n_sink"] + window, figures["n_sink"] + window + 2 * page]
     low, high = (BYTES_PER_TOKEN * (rows + (n - rows) * bits / 16) for rows in f16)
-    assert 0.99 * low <= figures["stored_bytes"] <= 1.06 * high
+    # Memory is taken in slabs of each size of page, and the last one of each is not full.
+    assert 0.99 * low <= figures["stored_bytes"] <= 1.03 * high + (3 << 19)

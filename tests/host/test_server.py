@@ -7,7 +7,7 @@ import pytest
 import host
 from host import DEFAULT, HOST
 
-CUE = "\n\nTo protect your rights, we need to prevent others from"
+CUE = "\n\nFor example, if you distribute copies of such a program, whether gratis or for a fee,"
 WEEK = "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday, "
 
 
@@ -56,7 +56,7 @@ def test_a_restored_slot_goes_on_as_if_never_left(two_slots):
         if two_slots.cache == "f16":
             assert again["content"] == straight["content"]
         else:  # decoded, and coded once more
-            assert host.same_words(again["content"], straight["content"]) >= 2, again["content"]
+            assert host.same_words(again["content"], straight["content"]) >= 5, again["content"]
         two_slots.slot(slot, "restore", "a.bin")
         recalled = two_slots.complete(host.question(3500, "91624"), 8, id_slot=slot)
         assert recalled["content"].startswith(" 91624")
