@@ -6,13 +6,13 @@
 // k. Tried for 4 bits are (k), (k-1, k-2) each with the nearest three minima, (k-3), and one wide
 // enough to cover the range wherever the grid of the minima falls, which matters far from the mean.
 // On 64 rows of real keys this is 1.3 % above the least squared error over all (k, z), and 6 %
-// below the usual search over a few float scales; (k) alone would be 40 % above. At 8 bits clipping
+// below the usual search over a few float scales; (k) alone would be 26 % above. At 8 bits clipping
 // never pays and the grid of the minima is coarse, so the candidates lie above k.
 //
 // V, one group of one token: all sixteen scales from the one just above the covering one down to
 // 1 / 2.2 of it (kVLm4), or the covering one and its neighbours (kVInt8). So few elements share a
-// scale that luck decides: the width of this search is worth a quarter of the squared error against
-// the scale that the root mean square alone would give.
+// scale that luck decides: against the scale that the root mean square suggests, searching this
+// wide takes off a quarter of the squared error.
 //
 // Either way a page that was decoded, rounded to f16 and encoded again is nearly always the same
 // page: the grid it was coded with is among the candidates and has no error.
@@ -25,8 +25,7 @@
 
 namespace kvtamp::codec {
 
-// KMinFactor(z) = kMinWidth * kMinStep * sinh(z / kMinWidth) - 1/2, steps in units of scale *
-// 2^bits.
+// KMinFactor(z) = kMinWidth * kMinStep * sinh(z / kMinWidth) - 1/2, in units of scale * 2^bits.
 inline constexpr float kMinStep = 1.0f / 64;
 inline constexpr float kMinWidth = 24.5f;
 // The middle of the codes lies at most this far from the mean, in units of scale * 2^bits; a little
@@ -48,10 +47,9 @@ inline std::span<const KCandidate> KCandidates(int bits) {
   return kKCandidates4;
 }
 
-// Rounding to f16 must not push a page that is encoded again off its scale: indices are rounded up
-// only beyond this.
+// K's covering index is rounded up only beyond this: rounding to f16 must not push a page that is
+// encoded again off its scale.
 inline constexpr float kKIndexSlack = 0.03f;
-inline constexpr float kVIndexSlack = 0.02f;
 
 inline constexpr int kVCandidates = 16;  // scale indices top, top - 1, … with top = covering + 1
 

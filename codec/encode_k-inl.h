@@ -121,15 +121,12 @@ struct KGrid {
   }
   static HWY_INLINE VI Covering(VF centre, VF half) {
     const DKF d;
-    auto k = hn::Max(Least(centre), Index(hn::Mul(half, hn::Set(d, 2.0f / F::kLevels))));
-    for (int round = 0; round < 2; ++round) {
-      const auto scale = Scale(k);
-      const auto min = Min(scale, Factor(NearestZ(centre, half, scale)));
-      const auto middle = hn::Add(min, hn::Mul(scale, hn::Set(d, F::kLevels / 2)));
-      const auto reach = hn::Add(half, hn::Abs(hn::Sub(middle, centre)));
-      k = hn::Max(k, Index(hn::Mul(reach, hn::Set(d, 2.0f / F::kSteps))));
-    }
-    return k;
+    const auto k = hn::Max(Least(centre), Index(hn::Mul(half, hn::Set(d, 2.0f / F::kLevels))));
+    const auto scale = Scale(k);
+    const auto min = Min(scale, Factor(NearestZ(centre, half, scale)));
+    const auto middle = hn::Add(min, hn::Mul(scale, hn::Set(d, F::kLevels / 2)));
+    const auto reach = hn::Add(half, hn::Abs(hn::Sub(middle, centre)));
+    return hn::Max(k, Index(hn::Mul(reach, hn::Set(d, 2.0f / F::kSteps))));
   }
   static HWY_INLINE VI AlwaysCovering(VF centre, VF half, VI covering) {
     const DKF d;

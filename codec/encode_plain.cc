@@ -86,12 +86,9 @@ class KChannel {
 
   // Covers the data up to half a step on either side, wherever the nearest minimum lies.
   int Covering() const {
-    int k = std::max(Least(), Index(2 * half_ / levels_));
-    for (int round = 0; round < 2; ++round) {
-      const float middle = Min(k, NearestZ(k)) + Scale(k) * levels_ / 2;
-      k = std::max(k, Index(2 * (half_ + std::abs(middle - centre_)) / steps_));
-    }
-    return k;
+    const int k = std::max(Least(), Index(2 * half_ / levels_));
+    const float middle = Min(k, NearestZ(k)) + Scale(k) * levels_ / 2;
+    return std::max(k, Index(2 * (half_ + std::abs(middle - centre_)) / steps_));
   }
 
   int AlwaysCovering() const {
@@ -149,7 +146,7 @@ int VSearch(Coding coding, const float* x, std::uint32_t n) {
   // Nearer to zero than to the least level of the least scale.
   if (max < VScale(1) * (coding == Coding::kVLm4 ? 3.0f : 0.5f)) return 0;
   const bool lm = coding == Coding::kVLm4;
-  const int top = IndexUp(max / (lm ? 127.0f : 127.5f), 12, 17, kVIndexSlack) + 1;
+  const int top = IndexUp(max / (lm ? 127.0f : 127.5f), 12, 17, 0) + 1;
   int best = 0;
   float least = std::numeric_limits<float>::infinity();
   for (int i = 0; i < (lm ? kVCandidates : 3); ++i) {

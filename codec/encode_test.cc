@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "codec/encode.h"
+#include "codec/layout.h"
 #include "cpu/cpu.h"
 
 namespace kvtamp::codec {
@@ -297,6 +298,20 @@ TEST_P(EncodeTest, OffsetsUpToThirtyRanges) {
   }
 }
 
+// Ten ranges off, unit Gaussian data has 1.4 times the error that it has at the mean.
+TEST_P(EncodeTest, FarOffGaussianErrorLiesInItsBracket) {
+  double sum = 0;
+  for (std::uint32_t seed = 0; seed < 8; ++seed) {
+    Rows x = Gaussian(64, 64, 500 + seed);
+    x.mean.resize(64);
+    std::mt19937 rng(seed);
+    for (float& m : x.mean) m = (rng() % 2 == 0 ? 47.0f : -47.0f) * (0.8f + 1e-3f * (rng() % 400));
+    sum += SquaredError(Coding::kKInt4, x, Encode(Coding::kKInt4, x));
+  }
+  EXPECT_GT(sum / (8 * 64 * 64), 0.0085);
+  EXPECT_LT(sum / (8 * 64 * 64), 0.0107);
+}
+
 TEST_P(EncodeTest, TheMeanTakesAConstantBiasAway) {
   Rows with = Gaussian(64, 64, 19), without = with;
   with.mean.assign(64, 200.0f);
@@ -360,6 +375,19 @@ TEST_P(EncodeTest, GroupsHaveTheirOwnScales) {
         }
       }
       EXPECT_LT(error / n, 0.010) << group;
+    }
+  }
+}
+
+TEST_P(EncodeTest, PaddingIsCodeZero) {
+  for (Coding coding : {Coding::kVInt8, Coding::kVLm4}) {
+    const Rows x = Gaussian(16, 40, 29);
+    const auto page = Encode(coding, x);
+    const std::size_t scales = EncodedBytes(coding, x.shape).scales;
+    for (std::uint32_t t = 0; t < 16; ++t) {
+      for (std::uint32_t c = 40; c < 48; ++c) {
+        EXPECT_EQ(page[scales + VPlace(coding, x.shape, t, c).byte], 0) << t << ", " << c;
+      }
     }
   }
 }

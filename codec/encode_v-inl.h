@@ -184,8 +184,8 @@ HWY_INLINE void SearchLm4(VBlock& b, const float* x, std::uint32_t n, std::uint8
   for (std::uint32_t j = 0; j < kTokens; j += static_cast<std::uint32_t>(hn::Lanes(d))) {
     const VV m = MaxAbs(x + j, n);
     hn::Store(m, d, max + j);
-    const auto covering = hn::Max(
-        IndexUp(d, hn::Mul(m, hn::Set(d, 1.0f / 127)), 12.0f, 17.0f, kVIndexSlack), hn::Set(di, 1));
+    const auto covering =
+        hn::Max(IndexUp(d, hn::Mul(m, hn::Set(d, 1.0f / 127)), 12.0f, 17.0f, 0.0f), hn::Set(di, 1));
     hn::Store(hn::Add(covering, hn::Set(di, 1)), di, top + j);
     const VV scale = hn::GatherIndex(d, VScaleTable(), covering);
     CostRows(x + j, n, hn::Div(hn::Set(d, 2.0f), scale), b.scratch + j);
@@ -222,8 +222,7 @@ HWY_INLINE void SearchInt8(VBlock& b, const float* x, std::uint32_t n, std::uint
   const hn::Rebind<std::uint8_t, DV> d8;
   for (std::uint32_t j = 0; j < kTokens; j += static_cast<std::uint32_t>(hn::Lanes(d))) {
     const VV max = MaxAbs(x + j, n);
-    const auto covering =
-        IndexUp(d, hn::Mul(max, hn::Set(d, 1.0f / 127.5f)), 12.0f, 17.0f, kVIndexSlack);
+    const auto covering = IndexUp(d, hn::Mul(max, hn::Set(d, 1.0f / 127.5f)), 12.0f, 17.0f, 0.0f);
     auto best = hn::Set(di, 1);
     VV least = hn::Set(d, std::numeric_limits<float>::infinity());
     for (int i = 1; i >= -1; --i) {

@@ -1,10 +1,10 @@
 // Memory of all pages of a cache: slabs of equal blocks, one class per block size.
 //
 // Page formats have few distinct sizes, so a class per exact size (rounded to 64 bytes, for vector loads)
-// wastes nothing inside a block. A slab is one anonymous mapping, small at first and then a fixed share
-// of what its class holds, so that slack stays about a per cent at any size. A slab whose last block is
-// freed goes back to the system, unless the empty ones are below 1/512 of everything: pages that come
-// and go with every micro-batch then cost no system calls. Every byte mapped is counted.
+// wastes nothing inside a block. A slab is one anonymous mapping whose blocks are used in order, so that
+// what was never used is not resident and not counted. Big blocks (f16 pages, which come and go) get
+// slabs of their own as long as their class is small. A slab whose last block is freed goes back to the
+// system, unless the empty ones are below 1/512 of everything. Every resident byte is counted.
 //
 // Not thread-safe: the cache that owns it serialises.
 #pragma once
@@ -34,8 +34,8 @@ class Allocator {
   void Clear();
 
   std::size_t used_bytes() const { return used_; }      // blocks handed out, rounding included
-  std::size_t mapped_bytes() const { return mapped_; }  // slabs
-  std::size_t peak_mapped_bytes() const { return peak_; }
+  std::size_t resident_bytes() const { return resident_; }  // touched so far, by whole OS pages
+  std::size_t peak_bytes() const { return peak_; }
   std::size_t index_bytes() const;                      // our own bookkeeping
 
  private:
@@ -47,8 +47,8 @@ class Allocator {
 
   std::map<std::size_t, std::unique_ptr<Class>> classes_;     // by block size
   std::map<std::uintptr_t, std::unique_ptr<Slab>> slabs_;     // by base address
-  std::size_t used_ = 0, mapped_ = 0, peak_ = 0;
-  std::size_t empty_ = 0;             // of mapped_, in slabs without a used block:
+  std::size_t used_ = 0, resident_ = 0, peak_ = 0;
+  std::size_t empty_ = 0;             // of resident_, in slabs without a used block:
   std::vector<Slab*> empty_slabs_;
 };
 

@@ -13,21 +13,21 @@ namespace {
 
 TEST(Allocator, CountsEveryByteAndGivesMemoryBack) {
   Allocator a;
-  EXPECT_EQ(a.mapped_bytes(), 0u);
+  EXPECT_EQ(a.resident_bytes(), 0u);
   std::vector<std::uint8_t*> blocks;
   for (int i = 0; i < 1000; ++i) blocks.push_back(a.Allocate(2176));
   EXPECT_EQ(a.used_bytes(), 1000u * 2176);
-  EXPECT_GE(a.mapped_bytes(), a.used_bytes());
-  EXPECT_LE(a.mapped_bytes(), a.used_bytes() * 1.08);  // one slab is not full, and each rounds up
+  EXPECT_GE(a.resident_bytes(), a.used_bytes());
+  EXPECT_LE(a.resident_bytes(), a.used_bytes() * 1.08);  // one slab is not full, and each rounds up
   for (std::uint8_t* b : blocks) {
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(b) % 64, 0u);
     a.Free(b, 2176);
   }
   EXPECT_EQ(a.used_bytes(), 0u);
-  EXPECT_EQ(a.mapped_bytes(), 0u);  // empty slabs stay only beside used ones
-  EXPECT_GT(a.peak_mapped_bytes(), 1000u * 2176);
+  EXPECT_EQ(a.resident_bytes(), 0u);  // empty slabs stay only beside used ones
+  EXPECT_GT(a.peak_bytes(), 1000u * 2176);
   a.Clear();
-  EXPECT_EQ(a.mapped_bytes(), 0u);
+  EXPECT_EQ(a.resident_bytes(), 0u);
 }
 
 TEST(Allocator, BlocksNeverOverlap) {

@@ -309,10 +309,10 @@ CacheBytes Cache::bytes() {
     for (int s = 0; s < 2; ++s) claimed += lb.sum.coded[s] + lb.sum.scales[s] + lb.sum.open[s];
     claimed += lb.sum.slack;
   }
-  out.allocator_slack = allocator_.mapped_bytes() > claimed ? allocator_.mapped_bytes() - claimed : 0;
+  out.allocator_slack = allocator_.resident_bytes() > claimed ? allocator_.resident_bytes() - claimed : 0;
   out.shared_index += allocator_.index_bytes();
   out.scratch = workspace_.bytes() + views_.capacity() * sizeof(attention::Page);
-  out.peak_mapped = allocator_.peak_mapped_bytes();
+  out.peak_pages = allocator_.peak_bytes();
   return out;
 }
 

@@ -43,7 +43,7 @@ struct CacheBytes {
   std::uint64_t allocator_slack = 0;  // mapped, in no block
   std::uint64_t shared_index = 0;     // allocator's and cache's own bookkeeping
   std::uint64_t scratch = 0;
-  std::uint64_t peak_mapped = 0;      // highest the page memory ever was
+  std::uint64_t peak_pages = 0;      // highest the page memory ever was
   std::uint64_t rows_written = 0;     // once per cell, not per layer
   std::uint64_t cells_used = 0;       // live rows of the fullest layer
 };

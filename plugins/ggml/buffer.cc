@@ -336,7 +336,7 @@ void Buffer::AddTo(control::Snapshot& out) {
   const std::uint64_t k_share = both == 0 ? 0 : (slack + index) * own[0] / both;
   out.stored_bytes_k += own[0] + k_share;
   out.stored_bytes_v += own[1] + (slack + index) - k_share;
-  out.resident_peak_bytes += b.peak_mapped + index + b.scratch;
+  out.resident_peak_bytes += b.peak_pages + index + b.scratch;
   out.rows_written_total = std::max(out.rows_written_total, b.rows_written);
   const std::uint64_t cells = std::uint64_t{cs.cells_capacity} * cs.n_streams;
   if (cells >= out.cells_capacity) {

@@ -32,21 +32,6 @@ void ExpectSame(Way way, ggml_backend_t ours, ggml_backend_t cpu, const Cache& a
   for (std::size_t i = 0; i < a.v.size(); ++i) EXPECT_EQ(Get(a.v[i]), Get(c.v[i])) << Name(way);
 }
 
-Batch Causal(const Dims& d, Random& random, int n_tok, int first_cell, std::int64_t n_head) {
-  Batch b;
-  b.n_head = n_head;
-  b.n_tok = n_tok;
-  b.n_kv = d.n_cells;
-  b.scale = 0.1f;
-  for (int i = 0; i < n_tok; ++i) b.cells.push_back(first_cell + i);
-  b.k = random.Normals(b.cells.size() * static_cast<std::size_t>(d.n_embd_k()));
-  b.v = random.Normals(b.cells.size() * static_cast<std::size_t>(d.n_embd_v()));
-  b.q = random.Normals(static_cast<std::size_t>(n_tok * n_head * d.dk));
-  b.mask.assign(static_cast<std::size_t>(n_tok * b.n_kv), ggml_fp32_to_fp16(-INFINITY));
-  for (int t = 0; t < n_tok; ++t) std::fill_n(b.mask.begin() + t * b.n_kv, first_cell + t + 1, Half{0});
-  return b;
-}
-
 void Write(Graph& g, const Cache& c, const Batch& b) {
   ggml_build_forward_expand(g.get(), SetRows(g, c.k[0], b, b.k));
   if (!c.v.empty()) ggml_build_forward_expand(g.get(), SetRows(g, c.v[0], b, b.v));

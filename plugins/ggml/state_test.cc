@@ -9,8 +9,6 @@
 namespace kvtamp::ggml_plugin::test {
 namespace {
 
-const char* const kTypes[] = {"f16", "k8v8", "k4v4"};
-
 // A cache with rows in it, most of them coded where the type is.
 struct Filled {
   Filled(const Setting& setting, const Dims& d, unsigned seed, int n_rows)

@@ -156,6 +156,18 @@ void Set(ggml_tensor* t, const std::vector<T>& x) {
   ggml_backend_tensor_set(t, x.data(), 0, ggml_nbytes(t));
 }
 
+// --- bounds ---------------------------------------------------------------------------------------
+
+inline const char* const kTypes[] = {"f16", "k8v8", "k4v4"};
+
+// Our answer against attention in double over the rows the cache says it holds. In f16 that is single
+// precision; coded rows read back are rounded to f16 (relative error 2^-12 rms: 6e-8), and q and p
+// are rounded to 15 bits on the way.
+inline constexpr double kExactBound = 1e-6;
+// ggml's CPU code rounds q and, for less than a tile of queries, every partial sum of V to f16: it is
+// off by 6e-7 at 33 cells and 1.2e-5 at 500 by itself.
+inline constexpr double kCpuBound = 3e-5;
+
 // --- the host's cache --------------------------------------------------------------------------------
 
 struct Dims {
@@ -286,6 +298,23 @@ struct Batch {
   std::vector<float> sinks;
   float scale = 0, max_bias = 0, softcap = 0;
 };
+
+// n_tok new tokens of stream 0, each sees those before it and itself.
+inline Batch Causal(const Dims& d, Random& random, int n_tok, int first_cell,
+                    std::int64_t n_head = 0) {
+  Batch b;
+  b.n_head = n_head == 0 ? d.n_head_kv * 2 : n_head;
+  b.n_tok = n_tok;
+  b.n_kv = d.n_cells;
+  b.scale = 0.1f;
+  for (int i = 0; i < n_tok; ++i) b.cells.push_back(first_cell + i);
+  b.k = random.Normals(b.cells.size() * static_cast<std::size_t>(d.n_embd_k()));
+  b.v = random.Normals(b.cells.size() * static_cast<std::size_t>(d.n_embd_v()));
+  b.q = random.Normals(static_cast<std::size_t>(n_tok * b.n_head * d.dk));
+  b.mask.assign(static_cast<std::size_t>(n_tok * b.n_kv), ggml_fp32_to_fp16(-INFINITY));
+  for (int t = 0; t < n_tok; ++t) std::fill_n(b.mask.begin() + t * b.n_kv, first_cell + t + 1, Half{0});
+  return b;
+}
 
 // llama_kv_cache::cpy_k
 inline ggml_tensor* SetRows(Graph& g, ggml_tensor* cache, const Batch& b, const std::vector<float>& x) {

@@ -12,7 +12,7 @@ namespace {
 // llama.cpp's short flags of more than one letter; CLI11 knows one letter only.
 constexpr std::pair<const char*, const char*> kShort[] = {
     {"-ctk", "--cache-type-k"}, {"--ctk", "--cache-type-k"}, {"-ctv", "--cache-type-v"},
-    {"--ctv", "--cache-type-v"}, {"-ub", "--ubatch-size"},   {"-ngl", "--n-gpu-layers"}};
+    {"--ctv", "--cache-type-v"}, {"-ub", "--ubatch-size"},   {"-fa", "--flash-attn"}};
 
 std::vector<std::string> FlagNames(const CLI::App& app) {
   std::vector<std::string> names;

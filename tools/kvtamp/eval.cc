@@ -34,6 +34,7 @@ Examples:
   kvtamp eval -m model.gguf -f wiki.test.raw -c 2048 --chunks 4
   kvtamp eval -m model.gguf -f text.txt -ub 64 --cache int8 -o json --fail-if 'kld_mean>0.01'
   kvtamp eval -m model.gguf -f text.txt --device host -ctk q4_0 -ctv q4_0
+  kvtamp eval -m model.gguf -f text.txt --device host -fa off   (what arithmetic alone changes)
 
 The base is the host's f16 cache with flash attention. Scored: the second half of each chunk.
 Exit code: 0 done, 1 failed, 2 bad usage, 3 done but a --fail-if limit was passed.)";
@@ -184,10 +185,10 @@ void PrintMarkdown(const Json& j) {
   fmt::print("{}, {}, {} chunks of {} tokens, micro-batch {}, {} threads\n", j.at("model_type").get<std::string>(),
              j.at("text_filename").get<std::string>(), j.at("chunks").get<int>(), j.at("n_ctx").get<int>(),
              j.at("n_ubatch").get<int>(), j.at("n_threads").get<int>());
-  fmt::print("tested: device {}, K {}, V {}; base: the host's f16 cache{}; scored: the second half of each "
+  fmt::print("tested: device {}, K {}, V {}{}; base: the host's f16 cache{}; scored: the second half of each "
              "chunk, {} positions\n\n",
              j.at("device").get<std::string>(), j.at("format_k").get<std::string>(),
-             j.at("format_v").get<std::string>(),
+             j.at("format_v").get<std::string>(), j.at("flash_attn").get<bool>() ? "" : ", no flash attention",
              j.at("n_ubatch_base") == j.at("n_ubatch")
                  ? std::string()
                  : fmt::format(" at micro-batch {}", j.at("n_ubatch_base").get<int>()),
@@ -240,7 +241,7 @@ int EvalMain(const Args& args) {
                "kvtamp eval");
   app.footer(kFooter);
   EvalConfig config;
-  std::string text_file, device = "kvtamp", output = "md";
+  std::string text_file, device = "kvtamp", output = "md", flash = "on";
   std::uint32_t n_batch = 0, n_ubatch_base = 0;
   int n_chunks = 4;
   bool quiet = false, verbose = false;
@@ -255,6 +256,8 @@ int EvalMain(const Args& args) {
       ->check(CLI::Range(1u, 65536u));
   app.add_option("--base-ub", n_ubatch_base, "micro-batch of the base [as -ub]")->type_name("N")
       ->check(CLI::Range(1u, 65536u));
+  app.add_option("--flash-attn", flash, "-fa: flash attention of the tested context, on or off")
+      ->capture_default_str()->check(CLI::IsMember({"on", "off"}));
   app.add_option("--chunks", n_chunks, "chunks to run, -1 for all")->type_name("N")->capture_default_str();
   config.n_threads = DefaultThreads();
   app.add_option("-t,--threads", config.n_threads, "threads")->type_name("N")->capture_default_str()
@@ -295,6 +298,7 @@ int EvalMain(const Args& args) {
                 kBadUsage);
   }
   const bool host = device == "host";
+  config.flash_attention = flash == "on";
   if (n_chunks == 0 || n_chunks < -1) return Fail("eval", "--chunks must be positive, or -1 for all", kBadUsage);
   config.max_chunks = n_chunks < 0 ? 0 : static_cast<std::uint32_t>(n_chunks);
   config.n_ubatch = std::min(config.n_ubatch, config.n_ctx);
@@ -407,6 +411,7 @@ int EvalMain(const Args& args) {
   j["n_batch"] = config.n_batch;
   j["n_ubatch"] = config.n_ubatch;
   j["n_ubatch_base"] = config.n_ubatch_base;
+  j["flash_attn"] = config.flash_attention;
   j["n_threads"] = config.n_threads;
   j["chunks"] = result.chunks.size();
   j["scored"] = "second half of each chunk";

@@ -26,8 +26,8 @@ Model LoadModel(const std::string& path, ggml_backend_dev_t device) {
   return {llama_model_load_from_file(path.c_str(), params), &llama_model_free};
 }
 
-Context MakeContext(llama_model* model, const EvalConfig& config, std::uint32_t n_ubatch, ggml_type type_k,
-                    ggml_type type_v) {
+Context MakeContext(llama_model* model, const EvalConfig& config, std::uint32_t n_ubatch, bool flash_attention,
+                    ggml_type type_k, ggml_type type_v) {
   llama_context_params params = llama_context_default_params();
   params.n_ctx = config.n_ctx;
   params.n_batch = config.n_batch;
@@ -35,7 +35,7 @@ Context MakeContext(llama_model* model, const EvalConfig& config, std::uint32_t 
   params.n_seq_max = 1;
   params.n_threads = config.n_threads;
   params.n_threads_batch = config.n_threads;
-  params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+  params.flash_attn_type = flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
   params.type_k = type_k;
   params.type_v = type_v;
   params.swa_full = false;  // as the host's programs do
@@ -133,9 +133,11 @@ Result<EvalResult> Evaluate(const EvalConfig& config,
   const llama_vocab* vocab = llama_model_get_vocab(model);
   const auto n_vocab = static_cast<std::size_t>(llama_vocab_n_tokens(vocab));
 
-  const Context base = MakeContext(base_model.get(), config, config.n_ubatch_base, GGML_TYPE_F16, GGML_TYPE_F16);
+  const Context base =
+      MakeContext(base_model.get(), config, config.n_ubatch_base, true, GGML_TYPE_F16, GGML_TYPE_F16);
   if (!base) return HostError("cannot make a context of " + std::to_string(config.n_ctx) + " tokens");
-  const Context tested = MakeContext(model, config, config.n_ubatch, config.type_k, config.type_v);
+  const Context tested = MakeContext(model, config, config.n_ubatch, config.flash_attention, config.type_k,
+                                     config.type_v);
   if (!tested) return HostError("cannot make the context that is to be tested");
 
   EvalResult result;

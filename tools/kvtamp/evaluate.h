@@ -1,6 +1,6 @@
 // The engine of `kvtamp eval`: one text through two contexts of libllama in lockstep, batch by batch, and
 // the distance of their predictions. The base is the host's own f16 cache on the CPU; the tested one is
-// the same model with another cache. Both use flash attention.
+// the same model with another cache. The base uses flash attention.
 //
 // The text is cut into chunks of n_ctx tokens, each run from an empty cache with its first token replaced
 // by BOS if the model wants one; the second half of a chunk is scored (positions n_ctx/2 … n_ctx-2), as
@@ -33,6 +33,7 @@ struct EvalConfig {
   const Plugin* plugin = nullptr;
   ggml_type type_k = GGML_TYPE_F16;
   ggml_type type_v = GGML_TYPE_F16;
+  bool flash_attention = true;  // of the tested context
 };
 
 // The tested cache at the end of a chunk; all zero when the plug-in tells nothing (host: by type sizes).
