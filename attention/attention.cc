@@ -29,7 +29,9 @@ struct JobPlan {
   std::uint32_t run_pages;
   std::size_t first_unit, first_block, first_partial;  // partial: in rows
 
-  std::size_t n_units(std::uint32_t n_head_kv) const { return std::size_t{n_head_kv} * n_blocks * n_runs; }
+  std::size_t n_units(std::uint32_t n_head_kv) const {
+    return std::size_t{n_head_kv} * n_blocks * n_runs;
+  }
 };
 
 struct Plan {
@@ -38,10 +40,10 @@ struct Plan {
   JobPlan* jobs;
   std::size_t n_jobs = 0;
   std::size_t n_units = 0;
-  std::size_t n_blocks = 0;     // of blocks with several runs
-  std::size_t n_partials = 0;   // rows of partial results of those
-  std::size_t scratch = 0;      // bytes per thread
-  std::uint32_t max_rows = 0;   // of a unit
+  std::size_t n_blocks = 0;    // of blocks with several runs
+  std::size_t n_partials = 0;  // rows of partial results of those
+  std::size_t scratch = 0;     // bytes per thread
+  std::uint32_t max_rows = 0;  // of a unit
 };
 
 void CutRows(const Plan& plan, JobPlan& j, std::uint32_t prefill_lanes) {
@@ -52,8 +54,8 @@ void CutRows(const Plan& plan, JobPlan& j, std::uint32_t prefill_lanes) {
 }
 
 // Smaller blocks, then runs of pages, until every thread has enough units.
-void CutForThreads(const Plan& plan, JobPlan& j, std::uint32_t prefill_lanes, std::size_t all_blocks,
-                   std::uint32_t n_threads) {
+void CutForThreads(const Plan& plan, JobPlan& j, std::uint32_t prefill_lanes,
+                   std::size_t all_blocks, std::uint32_t n_threads) {
   const auto n_pages = static_cast<std::uint32_t>(j.job->pages.size());
   const std::size_t wanted = n_threads == 1 ? 1 : std::size_t{n_threads} * kUnitsPerThread;
   while (!j.decode && all_blocks < wanted && j.block_rows > 2 * prefill_lanes) {
@@ -63,7 +65,8 @@ void CutForThreads(const Plan& plan, JobPlan& j, std::uint32_t prefill_lanes, st
     all_blocks += std::size_t{j.n_blocks - before} * plan.layer->n_head_kv;
   }
   const std::uint32_t min_pages = std::max(1u, kMinRunTokens / plan.layer->page_size);
-  const auto by_threads = static_cast<std::uint32_t>((wanted + all_blocks - 1) / std::max<std::size_t>(1, all_blocks));
+  const auto by_threads =
+      static_cast<std::uint32_t>((wanted + all_blocks - 1) / std::max<std::size_t>(1, all_blocks));
   j.n_runs = std::clamp((n_pages + min_pages - 1) / min_pages, 1u, std::max(1u, by_threads));
   j.run_pages = (n_pages + j.n_runs - 1) / j.n_runs;
   j.n_runs = j.run_pages == 0 ? 1 : (n_pages + j.run_pages - 1) / j.run_pages;
@@ -88,29 +91,33 @@ void MakePlan(Plan& plan, std::span<const Job> jobs, std::uint32_t n_threads) {
     plan.n_units += j.n_units(plan.layer->n_head_kv);
     if (j.n_runs > 1) {
       plan.n_blocks += std::size_t{plan.layer->n_head_kv} * j.n_blocks;
-      plan.n_partials += std::size_t{plan.layer->n_head_kv} * j.n_blocks * j.n_runs * std::min(j.rows, j.block_rows);
+      plan.n_partials += std::size_t{plan.layer->n_head_kv} * j.n_blocks * j.n_runs *
+                         std::min(j.rows, j.block_rows);
     }
     const std::uint32_t rows = std::min(j.rows, j.block_rows);
     plan.max_rows = std::max(plan.max_rows, rows);
-    plan.scratch = std::max(plan.scratch, j.decode ? DecodeScratch(*plan.layer, rows) : PrefillScratch(*plan.layer, rows));
+    plan.scratch = std::max(plan.scratch, j.decode ? DecodeScratch(*plan.layer, rows)
+                                                   : PrefillScratch(*plan.layer, rows));
   }
 }
 
-void WriteRows(const Plan& plan, const Unit& unit, float* partials, std::size_t run_stride, std::uint32_t n_runs) {
+void WriteRows(const Plan& plan, const Unit& unit, float* partials, std::size_t run_stride,
+               std::uint32_t n_runs) {
   for (std::uint32_t r = 0; r < unit.rows; ++r) {
     const std::uint32_t head = unit.head(r);
     Finish(partials + std::size_t{r} * PartialStride(*plan.layer), run_stride, n_runs,
            plan.params->sinks == nullptr ? nullptr : plan.params->sinks + head, plan.layer->dim_v,
-           unit.job->out + unit.token(r) * unit.job->out_tok_stride + head * unit.job->out_head_stride);
+           unit.job->out + unit.token(r) * unit.job->out_tok_stride +
+               head * unit.job->out_head_stride);
   }
 }
 
 struct Shared {
   const Plan& plan;
-  std::atomic<std::size_t>& next;                // unit
-  std::atomic<std::uint32_t>* runs_done;         // [n_blocks]
-  float* partials;                               // [n_partials, PartialStride]
-  std::uint8_t* scratch;                         // [threads, scratch_stride]
+  std::atomic<std::size_t>& next;         // unit
+  std::atomic<std::uint32_t>* runs_done;  // [n_blocks]
+  float* partials;                        // [n_partials, PartialStride]
+  std::uint8_t* scratch;                  // [threads, scratch_stride]
   std::size_t scratch_stride, result_bytes;
 };
 
@@ -131,7 +138,8 @@ void RunUnit(const Shared& s, const JobPlan& j, std::size_t index, std::uint8_t*
 
   const std::size_t rows = std::min(j.rows, j.block_rows), run_stride = rows * PartialStride(layer);
   float* first = reinterpret_cast<float*>(scratch);
-  if (j.n_runs > 1) first = s.partials + (j.first_partial + block * j.n_runs * rows) * PartialStride(layer);
+  if (j.n_runs > 1)
+    first = s.partials + (j.first_partial + block * j.n_runs * rows) * PartialStride(layer);
   float* result = first + run * run_stride;
   (j.decode ? RunDecode : RunPrefill)(unit, scratch + s.result_bytes, result);
   if (j.n_runs > 1) {  // whoever ends last merges: no second round of the team
@@ -153,7 +161,9 @@ void Work(const Shared& s, int worker) {
 }
 
 Status Check(const Layer& layer, std::span<const Job> jobs, const Params& params) {
-  const auto bad = [](std::uint32_t dim) { return dim < 8 || dim > codec::kMaxDim || dim % 8 != 0; };
+  const auto bad = [](std::uint32_t dim) {
+    return dim < 8 || dim > codec::kMaxDim || dim % 8 != 0;
+  };
   if (layer.n_head_kv == 0 || params.n_head == 0 || params.n_head % layer.n_head_kv != 0 ||
       params.n_head / layer.n_head_kv > kMaxGqa) {
     return Status::Invalid("attention: " + std::to_string(params.n_head) + " query heads over " +
@@ -166,14 +176,17 @@ Status Check(const Layer& layer, std::span<const Job> jobs, const Params& params
   }
   const std::uint32_t ps = layer.page_size;
   if (ps != 16 && ps != 32 && ps != 64 && ps != 128) {
-    return Status::Invalid("attention: page size " + std::to_string(ps) + " is not 16, 32, 64 or 128");
+    return Status::Invalid("attention: page size " + std::to_string(ps) +
+                           " is not 16, 32, 64 or 128");
   }
   for (const Job& job : jobs) {
     for (const Page& page : job.pages) {
-      if (page.rows > ps) return Status::Invalid("attention: a page holds more rows than the page size");
-      if (page.v_coding != codec::Coding::kF16 && (layer.v_group == 0 || layer.dim_v % layer.v_group != 0)) {
-        return Status::Invalid("attention: V group " + std::to_string(layer.v_group) + " does not divide " +
-                               std::to_string(layer.dim_v));
+      if (page.rows > ps)
+        return Status::Invalid("attention: a page holds more rows than the page size");
+      if (page.v_coding != codec::Coding::kF16 &&
+          (layer.v_group == 0 || layer.dim_v % layer.v_group != 0)) {
+        return Status::Invalid("attention: V group " + std::to_string(layer.v_group) +
+                               " does not divide " + std::to_string(layer.dim_v));
       }
     }
   }
@@ -205,11 +218,12 @@ std::uint8_t* Workspace::Get(std::size_t n) {
   return storage_.data() + ((at + 63) / 64 * 64 - at);
 }
 
-Status Attend(const Layer& layer, std::span<const Job> jobs, const Params& params, Workspace& workspace,
-              Executor& executor) {
+Status Attend(const Layer& layer, std::span<const Job> jobs, const Params& params,
+              Workspace& workspace, Executor& executor) {
   if (Status status = Check(layer, jobs, params); !status.ok()) return status;
   Layer checked = layer;
-  if (checked.v_group == 0 || checked.dim_v % checked.v_group != 0) checked.v_group = checked.dim_v;  // unused
+  if (checked.v_group == 0 || checked.dim_v % checked.v_group != 0)
+    checked.v_group = checked.dim_v;  // unused
 
   const auto n_threads = static_cast<std::uint32_t>(std::max(1, executor.n_threads()));
   // Plans first, since they say how much else is needed.

@@ -1,15 +1,19 @@
 // softmax(q·K + mask)·V of one layer over pages, coded or not.
 //
-// Semantics are those of ggml's FLASH_ATTN_EXT (ggml-cpu ops.cpp, ggml_compute_forward_flash_attn_ext):
+// Semantics are those of ggml's FLASH_ATTN_EXT (ggml-cpu ops.cpp,
+// ggml_compute_forward_flash_attn_ext):
 //   s = scale * q·k;  with softcap c: s = c * tanh(scale / c * q·k);  s += slope(head) * mask
-//   slope by ALiBi's rule from max_bias, 1 if max_bias is 0; sinks enter the maximum and the sum once;
-//   a row whose mask is -inf everywhere gives 0, never NaN; masked rows are never used, whatever they hold.
+//   slope by ALiBi's rule from max_bias, 1 if max_bias is 0; sinks enter the maximum and the sum
+//   once; a row whose mask is -inf everywhere gives 0, never NaN; masked rows are never used,
+//   whatever they hold.
 //
 // Two ways to the same result (attention/reference.h defines it, in double):
-//   decode  few query rows per KV head: integer dot products on the codes. q folded with the K scales
+//   decode  few query rows per KV head: integer dot products on the codes. q folded with the K
+//   scales
 //           is rounded to 15 bits per page and head, p folded with the V scales likewise, and all
 //           integer sums are exact, so every instruction set gives the same integers.
-//   prefill many query rows: a page is decoded once into a float tile in L2, then small matrix products.
+//   prefill many query rows: a page is decoded once into a float tile in L2, then small matrix
+//   products.
 // Work is split over (stream, KV head, query block, run of pages); partial softmaxes are merged.
 // Pages that the mask hides entirely are skipped unread.
 #pragma once
@@ -26,14 +30,15 @@
 namespace kvtamp::attention {
 
 // One page of one layer and stream, all KV heads. Head h of a coded side lies at
-// h * EncodedBytes(coding).total; of an f16 side at element h*dim of rows of n_head_kv*dim elements.
+// h * EncodedBytes(coding).total; of an f16 side at element h*dim of rows of n_head_kv*dim
+// elements.
 struct Page {
-  const std::uint8_t* k = nullptr;       // null: rows never written, read as zeros
+  const std::uint8_t* k = nullptr;  // null: rows never written, read as zeros
   const std::uint8_t* v = nullptr;
   const std::uint64_t* live = nullptr;   // bit per row, words of 64; dead rows are not attended
   const std::uint32_t* cells = nullptr;  // [rows] cell of each row; null: cells first_cell, +1, …
   std::uint32_t first_cell = 0;
-  std::uint32_t rows = 0;                // rows in use, at most page_size
+  std::uint32_t rows = 0;  // rows in use, at most page_size
   codec::Coding k_coding = codec::Coding::kF16;
   codec::Coding v_coding = codec::Coding::kF16;
 };
@@ -50,23 +55,23 @@ struct Layer {
 // One stream's share of the op. Strides in elements of the pointed-to type.
 struct Job {
   std::span<const Page> pages;
-  const float* q = nullptr;         // [n_tok][n_head][dim_k]
+  const float* q = nullptr;  // [n_tok][n_head][dim_k]
   std::size_t q_tok_stride = 0, q_head_stride = 0;
-  float* out = nullptr;             // [n_tok][n_head][dim_v]
+  float* out = nullptr;  // [n_tok][n_head][dim_v]
   std::size_t out_tok_stride = 0, out_head_stride = 0;
-  const half_t* mask = nullptr;     // [n_tok][n_kv] by cell; null: all cells below n_kv open
+  const half_t* mask = nullptr;  // [n_tok][n_kv] by cell; null: all cells below n_kv open
   std::size_t mask_tok_stride = 0;
-  std::size_t mask_head_stride = 0; // 0: shared by all heads
+  std::size_t mask_head_stride = 0;  // 0: shared by all heads
   std::uint32_t n_tok = 0;
-  std::uint32_t n_kv = 0;           // rows of cells >= n_kv are not attended
+  std::uint32_t n_kv = 0;  // rows of cells >= n_kv are not attended
 };
 
 struct Params {
-  std::uint32_t n_head = 0;         // query heads, a multiple of n_head_kv
+  std::uint32_t n_head = 0;  // query heads, a multiple of n_head_kv
   float scale = 1.0f;
   float max_bias = 0.0f;
   float softcap = 0.0f;
-  const float* sinks = nullptr;     // [n_head] or null
+  const float* sinks = nullptr;  // [n_head] or null
 };
 
 // Scratch kept between calls; grows, never shrinks. One per calling context.
@@ -81,7 +86,7 @@ class Workspace {
 };
 
 // Computes all jobs of one layer. Fails only for lack of scratch memory or impossible shapes.
-Status Attend(const Layer& layer, std::span<const Job> jobs, const Params& params, Workspace& workspace,
-              Executor& executor);
+Status Attend(const Layer& layer, std::span<const Job> jobs, const Params& params,
+              Workspace& workspace, Executor& executor);
 
 }  // namespace kvtamp::attention

@@ -38,7 +38,7 @@ enum class MaskKind : std::uint8_t { kNone, kCausal, kHoles, kPerHead, kAlibi, k
 struct Shape {
   std::uint32_t n_head_kv = 2, gqa = 4, dim_k = 64, dim_v = 64, page_size = 64;
   std::uint32_t n_jobs = 1, n_tok = 1, n_pages = 5;
-  std::uint32_t v_group = 0;                 // 0: 64, or the head
+  std::uint32_t v_group = 0;  // 0: 64, or the head
   std::vector<codec::Coding> k{codec::Coding::kKInt4}, v{codec::Coding::kVLm4};  // drawn per page
   bool v_hadamard = true, mean = true;
   Cells cells = Cells::kRun;
@@ -66,15 +66,18 @@ class World {
       layer.k_mean = mean_.data();
     }
     params.n_head = shape.n_head_kv * shape.gqa;
-    params.scale = shape.scale != 0 ? shape.scale : 1.0f / std::sqrt(static_cast<float>(shape.dim_k));
+    params.scale =
+        shape.scale != 0 ? shape.scale : 1.0f / std::sqrt(static_cast<float>(shape.dim_k));
     params.softcap = shape.softcap;
     if (shape.mask == MaskKind::kAlibi) params.max_bias = 8.0f;
     if (shape.sinks) {
       sinks_ = Floats(params.n_head, 2.0f);
       params.sinks = sinks_.data();
     }
-    for (std::uint32_t j = 0; j < shape.n_jobs; ++j) AddJob(shape.n_tok + (j % 2), shape.n_pages + j);
-    for (std::size_t j = 0; j < jobs_.size(); ++j) jobs_[j].pages = {pages_[j].data(), pages_[j].size()};
+    for (std::uint32_t j = 0; j < shape.n_jobs; ++j)
+      AddJob(shape.n_tok + (j % 2), shape.n_pages + j);
+    for (std::size_t j = 0; j < jobs_.size(); ++j)
+      jobs_[j].pages = {pages_[j].data(), pages_[j].size()};
   }
 
   // Jobs that write into `out`, one after the other; as many floats as OutputSize().
@@ -117,7 +120,8 @@ class World {
     for (std::size_t i = 0; i < rows.size(); ++i) {
       const std::size_t c = i % (std::size_t{shape_.n_head_kv} * dim);
       const float size = mean != nullptr ? (c % 7 == 0 ? 3.0f : 0.7f) : 1.0f;
-      rows[i] = FloatToHalf(size * Normal() + (mean != nullptr && !mean->empty() ? (*mean)[c] : 0.0f));
+      rows[i] =
+          FloatToHalf(size * Normal() + (mean != nullptr && !mean->empty() ? (*mean)[c] : 0.0f));
     }
     return rows;
   }
@@ -126,7 +130,9 @@ class World {
     const std::uint32_t ps = shape_.page_size, n_rows = n_pages * ps;
     // Cells past n_kv exist when rows are scattered; then some rows of theirs must be ignored.
     const std::uint32_t n_cells = shape_.cells == Cells::kScattered ? n_rows + 19 : n_rows;
-    const std::uint32_t n_kv = n_rows == 0 ? 0 : shape_.cells == Cells::kScattered ? n_rows + 3 : n_rows - ps / 3;
+    const std::uint32_t n_kv = n_rows == 0                         ? 0
+                               : shape_.cells == Cells::kScattered ? n_rows + 3
+                                                                   : n_rows - ps / 3;
     std::vector<std::uint32_t>& order = cells_.emplace_back(n_cells);
     std::iota(order.begin(), order.end(), 0u);
     if (shape_.cells == Cells::kScattered) std::shuffle(order.begin(), order.end(), rng_);
@@ -177,8 +183,8 @@ class World {
     return &mask;
   }
 
-  Page AddPage(const Job& job, const std::vector<half_t>* mask, const std::vector<std::uint32_t>& order,
-               std::uint32_t index, bool partial) {
+  Page AddPage(const Job& job, const std::vector<half_t>* mask,
+               const std::vector<std::uint32_t>& order, std::uint32_t index, bool partial) {
     const std::uint32_t ps = shape_.page_size;
     Page page;
     page.rows = partial ? 1 + static_cast<std::uint32_t>(rng_()) % ps : ps;
@@ -195,7 +201,8 @@ class World {
       seen[r] = shape_.mask == MaskKind::kNone;
       const std::uint32_t cell = page.cells != nullptr ? page.cells[r] : page.first_cell + r;
       if (mask != nullptr && cell < job.n_kv) {
-        for (std::size_t at = cell; at < mask->size(); at += job.n_kv) seen[r] = seen[r] || (*mask)[at] != 0xFC00;
+        for (std::size_t at = cell; at < mask->size(); at += job.n_kv)
+          seen[r] = seen[r] || (*mask)[at] != 0xFC00;
       }
     }
     if (shape_.dead_rows) page.live = live.data();
@@ -204,29 +211,36 @@ class World {
     if (shape_.dead_rows) {
       for (std::uint32_t r = 0; r < ps; ++r) {
         if (seen[r]) continue;
-        std::fill_n(k.begin() + std::size_t{r} * layer.n_head_kv * layer.dim_k, layer.n_head_kv * layer.dim_k, 0x7E01);
-        std::fill_n(v.begin() + std::size_t{r} * layer.n_head_kv * layer.dim_v, layer.n_head_kv * layer.dim_v, 0xFFFF);
+        std::fill_n(k.begin() + std::size_t{r} * layer.n_head_kv * layer.dim_k,
+                    layer.n_head_kv * layer.dim_k, 0x7E01);
+        std::fill_n(v.begin() + std::size_t{r} * layer.n_head_kv * layer.dim_v,
+                    layer.n_head_kv * layer.dim_v, 0xFFFF);
       }
     }
-    if (!shape_.null_sides || !Chance(30)) page.k = Pack(page.k_coding, k, shape_.dim_k, 0, live.data());
-    if (!shape_.null_sides || !Chance(30)) page.v = Pack(page.v_coding, v, shape_.dim_v, layer.v_group, live.data());
+    if (!shape_.null_sides || !Chance(30)) page.k = Pack(page.k_coding, k, shape_.dim_k, 0);
+    if (!shape_.null_sides || !Chance(30))
+      page.v = Pack(page.v_coding, v, shape_.dim_v, layer.v_group);
     return page;
   }
 
   const std::uint8_t* Pack(codec::Coding coding, const std::vector<half_t>& rows, std::uint32_t dim,
-                           std::uint32_t group, const std::uint64_t* live) {
+                           std::uint32_t group) {
     std::vector<std::uint8_t>& blob = blobs_.emplace_back();
     if (coding == codec::Coding::kF16) {
       blob.resize(rows.size() * sizeof(half_t));
       std::memcpy(blob.data(), rows.data(), blob.size());
     } else {
+      // Rows that are not there get codes as well, so that using them would show.
+      constexpr std::uint64_t all[] = {~std::uint64_t{0}, ~std::uint64_t{0}};
       const codec::PageShape shape{shape_.page_size, dim, group};
       const std::size_t bytes = codec::EncodedBytes(coding, shape).total;
       blob.resize(bytes * shape_.n_head_kv);
       for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h) {
-        const codec::EncodeInput in{rows.data() + std::size_t{h} * dim, std::size_t{shape_.n_head_kv} * dim, live};
+        const codec::EncodeInput in{rows.data() + std::size_t{h} * dim,
+                                    std::size_t{shape_.n_head_kv} * dim, all};
         if (group == 0) {
-          codec::EncodeK(coding, shape, in, layer.k_mean == nullptr ? nullptr : layer.k_mean + h * dim,
+          codec::EncodeK(coding, shape, in,
+                         layer.k_mean == nullptr ? nullptr : layer.k_mean + h * dim,
                          blob.data() + h * bytes);
         } else {
           codec::EncodeV(coding, shape, in, layer.v_hadamard, blob.data() + h * bytes);

@@ -24,19 +24,19 @@ namespace hn = hwy::HWY_NAMESPACE;
 inline constexpr std::uint32_t kHeadsAtOnce = 4;  // rows that share one pass over a page
 
 struct DecodeScratchLayout {
-  float* q;             // [rows, dim_k up to 16], times the scale
-  float* q_mean;        // [rows] q . mean
-  float* slope;         // [rows]
-  float* max;           // [rows]
-  float* sum;           // [rows, 16] by lane
-  float* acc;           // [rows, dim_v up to 16], model's basis
-  float* acc_rotated;   // the same, rotated basis
-  float* score;         // [rows, kMaxPageSize], then weights
-  float* mask;          // [rows, kMaxPageSize] what to add, by token (or row)
-  half_t* mask_row;     // [kMaxPageSize]
-  float* grid;          // K: scale and centre, [2, dim_k up to 16]; V: scales, [groups, kMaxPageSize]
-  std::uint8_t* folded; // [kHeadsAtOnce]
-  std::int32_t* ints;   // [kHeadsAtOnce, kMaxPageSize]
+  float* q;            // [rows, dim_k up to 16], times the scale
+  float* q_mean;       // [rows] q . mean
+  float* slope;        // [rows]
+  float* max;          // [rows]
+  float* sum;          // [rows, 16] by lane
+  float* acc;          // [rows, dim_v up to 16], model's basis
+  float* acc_rotated;  // the same, rotated basis
+  float* score;        // [rows, kMaxPageSize], then weights
+  float* mask;         // [rows, kMaxPageSize] what to add, by token (or row)
+  half_t* mask_row;    // [kMaxPageSize]
+  float* grid;  // K: scale and centre, [2, dim_k up to 16]; V: scales, [groups, kMaxPageSize]
+  std::uint8_t* folded;  // [kHeadsAtOnce]
+  std::int32_t* ints;    // [kHeadsAtOnce, kMaxPageSize]
   std::size_t folded_stride;
 
   DecodeScratchLayout(Arena& arena, const Layer& layer, std::uint32_t rows) {
@@ -65,9 +65,27 @@ struct Active {
   const float* mask[kMaxDecodeRows];  // null: all padded rows open
 };
 
+// Bytes from a side of a page to the same place of the next page; 0 if that is not of the same
+// kind.
+HWY_INLINE std::ptrdiff_t AheadK(const Page& page, const Page* next) {
+  return next == nullptr || next->k == nullptr || next->k_coding != page.k_coding
+             ? 0
+             : next->k - page.k;
+}
+HWY_INLINE std::ptrdiff_t AheadV(const Page& page, const Page* next) {
+  return next == nullptr || next->v == nullptr || next->v_coding != page.v_coding
+             ? 0
+             : next->v - page.v;
+}
+
+HWY_INLINE void PrefetchBytes(const std::uint8_t* p, std::size_t n) {
+  for (std::size_t i = 0; i < n; i += 64) hwy::Prefetch(p + i);
+}
+
 template <int kHeads>
 HWY_INLINE void ScoreCoded(const Layer& layer, const Page& page, const std::uint8_t* k,
-                           const DecodeScratchLayout& s, const std::uint8_t* rows) {
+                           std::ptrdiff_t ahead, const DecodeScratchLayout& s,
+                           const std::uint8_t* rows) {
   const std::uint32_t dk = RoundUp(layer.dim_k, 16);
   const float* q[kHeads];
   std::uint8_t* folded[kHeads];
@@ -80,13 +98,15 @@ HWY_INLINE void ScoreCoded(const Layer& layer, const Page& page, const std::uint
   float step[4], centre[4];
   std::int32_t sum[4];
   Fold<kHeads, true>(q, s.grid, s.grid + dk, dk, folded, step, centre, sum);
-  KDots<kHeads>(page.k_coding, k + 2 * layer.dim_k, layer.page_size, layer.dim_k, folded, ints);
+  KDots<kHeads>(page.k_coding, k + 2 * layer.dim_k, layer.page_size, layer.dim_k, folded, ahead,
+                ints);
   const hn::ScalableTag<float> d;
   const hn::ScalableTag<std::int32_t> di;
   const float mid = MidCode(page.k_coding);
   for (int h = 0; h < kHeads; ++h) {
     // Centred at the mid code: what rounding took from q's part in the constant term stays exact.
-    const auto base = hn::Set(d, centre[h] + s.q_mean[rows[h]] - step[h] * mid * static_cast<float>(sum[h]));
+    const auto base =
+        hn::Set(d, centre[h] + s.q_mean[rows[h]] - step[h] * mid * static_cast<float>(sum[h]));
     const auto factor = hn::Set(d, step[h]);
     float* out = s.score + std::size_t{rows[h]} * codec::kMaxPageSize;
     for (std::uint32_t t = 0; t < page.rows; t += static_cast<std::uint32_t>(hn::Lanes(d))) {
@@ -95,20 +115,23 @@ HWY_INLINE void ScoreCoded(const Layer& layer, const Page& page, const std::uint
   }
 }
 
-HWY_INLINE void Scores(const Layer& layer, const Page& page, std::uint32_t head_kv,
-                       const DecodeScratchLayout& s, const Active& active) {
+HWY_INLINE void Scores(const Layer& layer, const Page& page, const Page* next,
+                       std::uint32_t head_kv, const DecodeScratchLayout& s, const Active& active) {
   const std::uint32_t dk = RoundUp(layer.dim_k, 16);
   if (page.k == nullptr) {
     for (std::uint32_t i = 0; i < active.n; ++i) {
-      std::fill_n(s.score + std::size_t{active.row[i]} * codec::kMaxPageSize, RoundUp(page.rows, 16), 0.0f);
+      std::fill_n(s.score + std::size_t{active.row[i]} * codec::kMaxPageSize,
+                  RoundUp(page.rows, 16), 0.0f);
     }
     return;
   }
   const std::uint8_t* k = page.k;
   const bool coded = page.k_coding != codec::Coding::kF16;
+  std::ptrdiff_t ahead = AheadK(page, next);
   if (coded) {
     k += head_kv * codec::EncodedBytes(page.k_coding, {layer.page_size, layer.dim_k, 0}).total;
     KGrid(page.k_coding, k, layer.dim_k, s.grid, s.grid + dk);
+    PrefetchBytes(k + ahead, 2 * layer.dim_k);
   } else {
     k += std::size_t{head_kv} * layer.dim_k * sizeof(half_t);
   }
@@ -116,10 +139,17 @@ HWY_INLINE void Scores(const Layer& layer, const Page& page, std::uint32_t head_
     const std::uint8_t* rows = active.row + i;
     if (coded) {
       switch (std::min(kHeadsAtOnce, active.n - i)) {
-        case 1: ScoreCoded<1>(layer, page, k, s, rows); break;
-        case 2: ScoreCoded<2>(layer, page, k, s, rows); break;
-        case 3: ScoreCoded<3>(layer, page, k, s, rows); break;
-        default: ScoreCoded<4>(layer, page, k, s, rows);
+        case 1:
+          ScoreCoded<1>(layer, page, k, ahead, s, rows);
+          break;
+        case 2:
+          ScoreCoded<2>(layer, page, k, ahead, s, rows);
+          break;
+        case 3:
+          ScoreCoded<3>(layer, page, k, ahead, s, rows);
+          break;
+        default:
+          ScoreCoded<4>(layer, page, k, ahead, s, rows);
       }
     } else {
       const float* q[kHeadsAtOnce];
@@ -129,14 +159,15 @@ HWY_INLINE void Scores(const Layer& layer, const Page& page, std::uint32_t head_
         q[h] = s.q + std::size_t{rows[h]} * dk;
         out[h] = s.score + std::size_t{rows[h]} * codec::kMaxPageSize;
       }
-      F16Scores(reinterpret_cast<const half_t*>(k), std::size_t{layer.n_head_kv} * layer.dim_k, layer.dim_k,
-                page.rows, n, q, out);
+      F16Scores(reinterpret_cast<const half_t*>(k), std::size_t{layer.n_head_kv} * layer.dim_k,
+                layer.dim_k, page.rows, n, q, ahead / std::ptrdiff_t{sizeof(half_t)}, out);
     }
+    ahead = 0;  // once is enough
   }
 }
 
-// Scores to weights, in place; running maximum and sum; rescales what was accumulated if the maximum
-// moved. Weights of rows that are not attended are 0, up to the page size.
+// Scores to weights, in place; running maximum and sum; rescales what was accumulated if the
+// maximum moved. Weights of rows that are not attended are 0, up to the page size.
 HWY_INLINE void Softmax(const Layer& layer, const Params& params, const Page& page,
                         const DecodeScratchLayout& s, std::uint32_t r, const float* mask) {
   const hn::ScalableTag<float> d;
@@ -180,9 +211,11 @@ HWY_INLINE void Softmax(const Layer& layer, const Params& params, const Page& pa
 }
 
 template <int kHeads>
-HWY_INLINE void AccumulateCoded(const Layer& layer, const Page& page, const std::uint8_t* v, float* acc,
-                                const DecodeScratchLayout& s, const std::uint8_t* rows) {
-  const std::uint32_t dv = RoundUp(layer.dim_v, 16), group = layer.v_group, page_size = layer.page_size;
+HWY_INLINE void AccumulateCoded(const Layer& layer, const Page& page, const std::uint8_t* v,
+                                std::ptrdiff_t ahead, float* acc, const DecodeScratchLayout& s,
+                                const std::uint8_t* rows) {
+  const std::uint32_t dv = RoundUp(layer.dim_v, 16), group = layer.v_group,
+                      page_size = layer.page_size;
   const float* p[kHeads];
   std::uint8_t* folded[kHeads];
   std::int32_t* ints[kHeads];
@@ -202,8 +235,9 @@ HWY_INLINE void AccumulateCoded(const Layer& layer, const Page& page, const std:
     Fold<kHeads, false>(p, s.grid, nullptr, page_size, folded, step, nullptr, nullptr);
     const std::uint32_t first = g * group, end = first + group, end_block = (end + 15) / 16;
     for (std::uint32_t block = first / 16; block < end_block; block += kBlocksAtOnce) {
-      const std::uint32_t n = std::min(kBlocksAtOnce, end_block - block), c0 = block * 16, c1 = c0 + n * 16;
-      VDots<kHeads>(page.v_coding, codes + block * block_bytes, n, page_size, folded, ints);
+      const std::uint32_t n = std::min(kBlocksAtOnce, end_block - block), c0 = block * 16,
+                          c1 = c0 + n * 16;
+      VDots<kHeads>(page.v_coding, codes + block * block_bytes, n, page_size, folded, ahead, ints);
       for (int h = 0; h < kHeads; ++h) {
         float* out = acc + std::size_t{rows[h]} * dv;
         if (first <= c0 && c1 <= end) {
@@ -222,24 +256,36 @@ HWY_INLINE void AccumulateCoded(const Layer& layer, const Page& page, const std:
   }
 }
 
-HWY_INLINE void Accumulate(const Layer& layer, const Page& page, std::uint32_t head_kv, bool masks_differ,
-                           const DecodeScratchLayout& s, const Active& active) {
+HWY_INLINE void Accumulate(const Layer& layer, const Page& page, const Page* next,
+                           std::uint32_t head_kv, bool masks_differ, const DecodeScratchLayout& s,
+                           const Active& active) {
   if (page.v == nullptr) return;
   const std::uint32_t dv = RoundUp(layer.dim_v, 16);
   const bool coded = page.v_coding != codec::Coding::kF16;
   const std::uint8_t* v =
-      page.v + head_kv * (coded ? codec::EncodedBytes(page.v_coding, {layer.page_size, layer.dim_v, layer.v_group}).total
+      page.v + head_kv * (coded ? codec::EncodedBytes(page.v_coding,
+                                                      {layer.page_size, layer.dim_v, layer.v_group})
+                                      .total
                                 : layer.dim_v * sizeof(half_t));
+  std::ptrdiff_t ahead = AheadV(page, next);
+  if (coded) PrefetchBytes(v + ahead, layer.dim_v / layer.v_group * layer.page_size);
   for (std::uint32_t i = 0; i < active.n; i += kHeadsAtOnce) {
     const std::uint8_t* rows = active.row + i;
     const std::uint32_t n = std::min(kHeadsAtOnce, active.n - i);
     if (coded) {
       float* acc = layer.v_hadamard ? s.acc_rotated : s.acc;
       switch (n) {
-        case 1: AccumulateCoded<1>(layer, page, v, acc, s, rows); break;
-        case 2: AccumulateCoded<2>(layer, page, v, acc, s, rows); break;
-        case 3: AccumulateCoded<3>(layer, page, v, acc, s, rows); break;
-        default: AccumulateCoded<4>(layer, page, v, acc, s, rows);
+        case 1:
+          AccumulateCoded<1>(layer, page, v, ahead, acc, s, rows);
+          break;
+        case 2:
+          AccumulateCoded<2>(layer, page, v, ahead, acc, s, rows);
+          break;
+        case 3:
+          AccumulateCoded<3>(layer, page, v, ahead, acc, s, rows);
+          break;
+        default:
+          AccumulateCoded<4>(layer, page, v, ahead, acc, s, rows);
       }
     } else {
       const float* p[kHeadsAtOnce];
@@ -248,9 +294,11 @@ HWY_INLINE void Accumulate(const Layer& layer, const Page& page, std::uint32_t h
         p[h] = s.score + std::size_t{rows[h]} * codec::kMaxPageSize;
         acc[h] = s.acc + std::size_t{rows[h]} * dv;
       }
-      F16Accumulate(reinterpret_cast<const half_t*>(v), std::size_t{layer.n_head_kv} * layer.dim_v, layer.dim_v,
-                    page.rows, n, p, acc, masks_differ);
+      F16Accumulate(reinterpret_cast<const half_t*>(v), std::size_t{layer.n_head_kv} * layer.dim_v,
+                    layer.dim_v, page.rows, n, p, ahead / std::ptrdiff_t{sizeof(half_t)}, acc,
+                    masks_differ);
     }
+    ahead = 0;  // once is enough
   }
 }
 
@@ -269,8 +317,10 @@ HWY_INLINE void FindActive(const Unit& unit, const Page& page, const OpenRows& o
     if (!again && (job.mask != nullptr || r == 0)) {
       const half_t* m = nullptr;
       if (job.mask != nullptr) {
-        m = MaskRow(page, open, job.mask + unit.token(r) * job.mask_tok_stride + unit.head(r) * job.mask_head_stride,
-                    s.mask_row);
+        m = MaskRow(
+            page, open,
+            job.mask + unit.token(r) * job.mask_tok_stride + unit.head(r) * job.mask_head_stride,
+            s.mask_row);
         cls = Classify(page, open, m);
       }
       mask = nullptr;
@@ -304,7 +354,8 @@ void DecodeUnit(const Unit& unit, std::uint8_t* scratch, float* result) {
       for (std::uint32_t c = 0; c < layer.dim_k; c += 8) {  // eight chains: one alone is slow
         float part[8];
         for (std::uint32_t i = 0; i < 8; ++i) part[i] = q[c + i] * mean[c + i];
-        sum += ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+        sum += ((part[0] + part[1]) + (part[2] + part[3])) +
+               ((part[4] + part[5]) + (part[6] + part[7]));
       }
       s.q_mean[r] = static_cast<float>(sum);
     }
@@ -324,9 +375,11 @@ void DecodeUnit(const Unit& unit, std::uint8_t* scratch, float* result) {
     if (open.count == 0) continue;
     FindActive(unit, page, open, s, active);
     if (active.n == 0) continue;
-    Scores(layer, page, unit.head_kv, s, active);
-    for (std::uint32_t a = 0; a < active.n; ++a) Softmax(layer, params, page, s, active.row[a], active.mask[a]);
-    Accumulate(layer, page, unit.head_kv, masks_differ, s, active);
+    const Page* next = i + 1 < unit.page1 ? &page + 1 : nullptr;
+    Scores(layer, page, next, unit.head_kv, s, active);
+    for (std::uint32_t a = 0; a < active.n; ++a)
+      Softmax(layer, params, page, s, active.row[a], active.mask[a]);
+    Accumulate(layer, page, next, unit.head_kv, masks_differ, s, active);
   }
 
   for (std::uint32_t r = 0; r < unit.rows; ++r) {

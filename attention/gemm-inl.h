@@ -1,5 +1,5 @@
-// C[m, n] (+)= sum over k of A(m, k) * B[k, n], for tiles in cache. Query rows are the lanes (n), so
-// K and V, whichever way they lie, only ever are broadcast. Per-target header.
+// C[m, n] (+)= sum over k of A(m, k) * B[k, n], for tiles in cache. Query rows are the lanes (n),
+// so K and V, whichever way they lie, only ever are broadcast. Per-target header.
 #if defined(KVTAMP_ATTENTION_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVTAMP_ATTENTION_GEMM_INL_H_
 #undef KVTAMP_ATTENTION_GEMM_INL_H_
@@ -28,8 +28,9 @@ enum class ALayout { kPanels, kRows };
 
 // n = kVecs vectors; m: a multiple of 8. `a_stride`: of a panel, or of a row. B and C: `ld` apart.
 template <int kVecs, ALayout kLayout, bool kAdd>
-HWY_NOINLINE void Gemm(const float* HWY_RESTRICT a, std::size_t a_stride, const float* HWY_RESTRICT b,
-                       std::size_t ld, std::uint32_t m, std::uint32_t k, float* HWY_RESTRICT c) {
+HWY_NOINLINE void Gemm(const float* HWY_RESTRICT a, std::size_t a_stride,
+                       const float* HWY_RESTRICT b, std::size_t ld, std::uint32_t m,
+                       std::uint32_t k, float* HWY_RESTRICT c) {
   const hn::ScalableTag<float> d;
   const std::size_t lanes = hn::Lanes(d);
   for (std::uint32_t i = 0; i < m; i += kGemmRows) {
@@ -42,7 +43,8 @@ HWY_NOINLINE void Gemm(const float* HWY_RESTRICT a, std::size_t a_stride, const 
         acc[r][v] = kAdd ? hn::Load(d, out + r * ld + v * lanes) : hn::Zero(d);
       }
     }
-    const float* from = kLayout == ALayout::kPanels ? a + i / 16 * a_stride + i % 16 : a + i * a_stride;
+    const float* from =
+        kLayout == ALayout::kPanels ? a + i / 16 * a_stride + i % 16 : a + i * a_stride;
     const float* row = b;
     const float* const end = b + k * ld;
     for (; row != end; row += ld, from += kLayout == ALayout::kPanels ? 16 : 1) {

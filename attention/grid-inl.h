@@ -17,10 +17,12 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-HWY_INLINE float MidCode(codec::Coding coding) { return coding == codec::Coding::kKInt8 ? 127.5f : 7.5f; }
+HWY_INLINE float MidCode(codec::Coding coding) {
+  return coding == codec::Coding::kKInt8 ? 127.5f : 7.5f;
+}
 
-// table[i], i < 16. Scales are powers of two times one of few mantissas: looking up those and adding to
-// the exponent gives the codec's 256-entry tables bit for bit, without a gather.
+// table[i], i < 16. Scales are powers of two times one of few mantissas: looking up those and
+// adding to the exponent gives the codec's 256-entry tables bit for bit, without a gather.
 template <class D>
 HWY_INLINE hn::Vec<D> Lookup16(D d, const float* table, hn::Vec<hn::RebindToSigned<D>> i) {
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
@@ -29,7 +31,8 @@ HWY_INLINE hn::Vec<D> Lookup16(D d, const float* table, hn::Vec<hn::RebindToSign
   const hn::RebindToSigned<D> di;
   const auto seven = hn::Set(di, 7);
   const auto index = hn::IndicesFromVec(d, hn::And(i, seven));
-  return hn::IfThenElse(hn::RebindMask(d, hn::Gt(i, seven)), hn::TableLookupLanes(hn::LoadU(d, table + 8), index),
+  return hn::IfThenElse(hn::RebindMask(d, hn::Gt(i, seven)),
+                        hn::TableLookupLanes(hn::LoadU(d, table + 8), index),
                         hn::TableLookupLanes(hn::LoadU(d, table), index));
 #else
   return hn::GatherIndex(d, table, i);
@@ -42,10 +45,10 @@ HWY_INLINE hn::Vec<D> TimesPowerOf2(D d, hn::Vec<D> x, hn::Vec<hn::RebindToSigne
   return hn::BitCast(d, hn::Add(hn::BitCast(di, x), hn::ShiftLeft<23>(n)));
 }
 
-// scale[dim] and centre[dim] = min + scale * mid code. Both are written up to the next multiple of 16,
-// with finite values: the bytes read there are others of the same page.
-HWY_INLINE void KGrid(codec::Coding coding, const std::uint8_t* page, std::uint32_t dim, float* scale,
-                      float* centre) {
+// scale[dim] and centre[dim] = min + scale * mid code. Both are written up to the next multiple of
+// 16, with finite values: the bytes read there are others of the same page.
+HWY_INLINE void KGrid(codec::Coding coding, const std::uint8_t* page, std::uint32_t dim,
+                      float* scale, float* centre) {
   const hn::ScalableTag<float> d;
   const hn::RebindToSigned<decltype(d)> di;
   const hn::Rebind<std::uint8_t, decltype(d)> du8;
@@ -57,7 +60,8 @@ HWY_INLINE void KGrid(codec::Coding coding, const std::uint8_t* page, std::uint3
   for (std::uint32_t c = 0; c < RoundUp(dim, 16); c += static_cast<std::uint32_t>(hn::Lanes(d))) {
     const auto k = hn::PromoteTo(di, hn::LoadU(du8, page + c));
     const auto s = TimesPowerOf2(d, Lookup16(d, table, hn::And(k, low)), hn::ShiftRight<4>(k));
-    const auto factor = hn::GatherIndex(d, factors, hn::PromoteTo(di, hn::LoadU(du8, page + dim + c)));
+    const auto factor =
+        hn::GatherIndex(d, factors, hn::PromoteTo(di, hn::LoadU(du8, page + dim + c)));
     hn::Store(s, d, scale + c);
     hn::Store(hn::Mul(s, hn::MulAdd(factor, levels, mid)), d, centre + c);
   }
@@ -71,9 +75,11 @@ HWY_INLINE void VGrid(const std::uint8_t* indices, std::uint32_t n, float* scale
   const float* table = codec::VScaleTable();
   for (std::uint32_t t = 0; t < n; t += static_cast<std::uint32_t>(hn::Lanes(d))) {
     const auto k = hn::PromoteTo(di, hn::LoadU(du8, indices + t));
-    // k / 12 by two shifts and adds less than a multiplication takes: (171 k) >> 11, exact below 256.
-    const auto e = hn::ShiftRight<11>(hn::Add(hn::Add(hn::ShiftLeft<7>(k), hn::ShiftLeft<5>(k)),
-                                              hn::Add(hn::ShiftLeft<3>(k), hn::Add(hn::Add(k, k), k))));
+    // k / 12 by two shifts and adds less than a multiplication takes: (171 k) >> 11, exact below
+    // 256.
+    const auto e =
+        hn::ShiftRight<11>(hn::Add(hn::Add(hn::ShiftLeft<7>(k), hn::ShiftLeft<5>(k)),
+                                   hn::Add(hn::ShiftLeft<3>(k), hn::Add(hn::Add(k, k), k))));
     const auto r = hn::Sub(k, hn::Add(hn::ShiftLeft<3>(e), hn::ShiftLeft<2>(e)));
     const auto x = TimesPowerOf2(d, Lookup16(d, table + 12, r), hn::Sub(e, hn::Set(di, 1)));
     hn::Store(hn::IfThenZeroElse(hn::RebindMask(d, hn::Eq(k, hn::Zero(di))), x), d, scale + t);
@@ -82,11 +88,15 @@ HWY_INLINE void VGrid(const std::uint8_t* indices, std::uint32_t n, float* scale
 
 struct SumOp {
   template <class V>
-  HWY_INLINE V operator()(V a, V b) const { return hn::Add(a, b); }
+  HWY_INLINE V operator()(V a, V b) const {
+    return hn::Add(a, b);
+  }
 };
 struct MaxOp {
   template <class V>
-  HWY_INLINE V operator()(V a, V b) const { return hn::Max(a, b); }
+  HWY_INLINE V operator()(V a, V b) const {
+    return hn::Max(a, b);
+  }
 };
 
 #if HWY_TARGET != HWY_SCALAR
@@ -117,7 +127,8 @@ HWY_INLINE void Reduce4(D d, Op op, const hn::Vec<D>* v, hn::TFromD<D>* out) {
   const auto b = n > 2 ? op(hn::InterleaveLower(d, v2, v3), hn::InterleaveUpper(d, v2, v3)) : zero;
   const auto a64 = hn::BitCast(d64, a), b64 = hn::BitCast(d64, b);
   StoreBlocks(d, op,
-              op(hn::BitCast(d, hn::InterleaveLower(d64, a64, b64)), hn::BitCast(d, hn::InterleaveUpper(d64, a64, b64))),
+              op(hn::BitCast(d, hn::InterleaveLower(d64, a64, b64)),
+                 hn::BitCast(d, hn::InterleaveUpper(d64, a64, b64))),
               out);
 #endif
 }
@@ -125,7 +136,8 @@ HWY_INLINE void Reduce4(D d, Op op, const hn::Vec<D>* v, hn::TFromD<D>* out) {
 HWY_INLINE void ScaleBy(float* x, std::size_t n, float factor) {
   const hn::ScalableTag<float> d;
   const auto f = hn::Set(d, factor);
-  for (std::size_t i = 0; i < n; i += hn::Lanes(d)) hn::Store(hn::Mul(hn::Load(d, x + i), f), d, x + i);
+  for (std::size_t i = 0; i < n; i += hn::Lanes(d))
+    hn::Store(hn::Mul(hn::Load(d, x + i), f), d, x + i);
 }
 
 // codec::Hadamard on x[dim], then added to out.
@@ -138,13 +150,15 @@ HWY_INLINE void RotateInto(float* x, std::uint32_t dim, float* out) {
     for (std::uint32_t c = 0; c < dim; ++c) out[c] += x[c];
     return;
   }
-  for (std::uint32_t h = 1; h < lanes; h *= 2) {  // within a vector: x with lanes i ^ h, plus or minus x
+  for (std::uint32_t h = 1; h < lanes;
+       h *= 2) {  // within a vector: x with lanes i ^ h, plus or minus x
     const auto lane = hn::Iota(di, 0), bit = hn::Set(di, static_cast<std::int32_t>(h));
     const auto partner = hn::IndicesFromVec(d, hn::Xor(lane, bit));
     const auto minus = hn::RebindMask(d, hn::Eq(hn::And(lane, bit), bit));
     for (std::uint32_t c = 0; c < dim; c += lanes) {
       const auto v = hn::Load(d, x + c);
-      hn::Store(hn::Add(hn::TableLookupLanes(v, partner), hn::IfThenElse(minus, hn::Neg(v), v)), d, x + c);
+      hn::Store(hn::Add(hn::TableLookupLanes(v, partner), hn::IfThenElse(minus, hn::Neg(v), v)), d,
+                x + c);
     }
   }
   for (std::uint32_t h = lanes; h < block; h *= 2) {

@@ -30,8 +30,8 @@ std::size_t PrefillScratchOf(const Layer& layer, std::uint32_t rows) {
   return arena.used();
 }
 
-void FinishRow(float* partials, std::size_t stride, std::uint32_t n, const float* sink, std::uint32_t dim_v,
-               float* out) {
+void FinishRow(float* partials, std::size_t stride, std::uint32_t n, const float* sink,
+               std::uint32_t dim_v, float* out) {
   const hn::ScalableTag<float> d;
   const Partial first{partials};
   float max = sink != nullptr ? *sink : kNegInf;
@@ -59,8 +59,8 @@ KVTAMP_BEFORE_VNNI();
 namespace kvtamp::attention {
 namespace HWY_NAMESPACE {
 
-void GridOf(codec::Coding coding, const codec::PageShape& shape, const std::uint8_t* page, float* scale,
-            float* centre) {
+void GridOf(codec::Coding coding, const codec::PageShape& shape, const std::uint8_t* page,
+            float* scale, float* centre) {
   if (coding == codec::Coding::kKInt8 || coding == codec::Coding::kKInt4) {
     KGrid(coding, page, shape.dim, scale, centre);
   } else {
@@ -68,8 +68,8 @@ void GridOf(codec::Coding coding, const codec::PageShape& shape, const std::uint
   }
 }
 
-void KIntegersOf(codec::Coding coding, const codec::PageShape& shape, const std::uint8_t* page, const float* q,
-                 IntegerStage& stage) {
+void KIntegersOf(codec::Coding coding, const codec::PageShape& shape, const std::uint8_t* page,
+                 const float* q, IntegerStage& stage) {
   HWY_ALIGN float grid[2 * codec::kMaxDim];
   HWY_ALIGN float padded[codec::kMaxDim] = {};
   HWY_ALIGN std::uint8_t folded[FoldedBytes(codec::kMaxDim)];
@@ -84,7 +84,7 @@ void KIntegersOf(codec::Coding coding, const codec::PageShape& shape, const std:
   Fold<1, true>(from, grid, grid + dim, dim, in, step, dot, sum);
   stage.step = step[0];
   stage.sum = sum[0];
-  KDots<1>(coding, page + 2 * shape.dim, shape.rows, shape.dim, in, out);
+  KDots<1>(coding, page + 2 * shape.dim, shape.rows, shape.dim, in, 0, out);
 }
 
 void VIntegersOf(codec::Coding coding, const codec::PageShape& shape, const std::uint8_t* page,
@@ -100,7 +100,8 @@ void VIntegersOf(codec::Coding coding, const codec::PageShape& shape, const std:
   Fold<1, false>(from, grid, nullptr, shape.rows, in, step, nullptr, nullptr);
   stage.step = step[0];
   const std::uint8_t* codes = page + shape.dim / shape.group * shape.rows;
-  VDots<1>(coding, codes + first_channel / 16 * BlockBytes(coding, shape.rows), 1, shape.rows, in, out);
+  VDots<1>(coding, codes + first_channel / 16 * BlockBytes(coding, shape.rows), 1, shape.rows, in,
+           0, out);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -138,18 +139,18 @@ void RunPrefill(const Unit& unit, std::uint8_t* scratch, float* result) {
   HWY_DYNAMIC_DISPATCH(PrefillUnit)(unit, scratch, result);
 }
 
-void Finish(float* partials, std::size_t stride, std::uint32_t n, const float* sink, std::uint32_t dim_v,
-            float* out) {
+void Finish(float* partials, std::size_t stride, std::uint32_t n, const float* sink,
+            std::uint32_t dim_v, float* out) {
   HWY_DYNAMIC_DISPATCH(FinishRow)(partials, stride, n, sink, dim_v, out);
 }
 
-void Grid(codec::Coding coding, const codec::PageShape& shape, const std::uint8_t* page, float* scale,
-          float* centre) {
+void Grid(codec::Coding coding, const codec::PageShape& shape, const std::uint8_t* page,
+          float* scale, float* centre) {
   HWY_DYNAMIC_DISPATCH(GridOf)(coding, shape, page, scale, centre);
 }
 
-void KIntegers(codec::Coding coding, const codec::PageShape& shape, const std::uint8_t* page, const float* q,
-               IntegerStage& stage) {
+void KIntegers(codec::Coding coding, const codec::PageShape& shape, const std::uint8_t* page,
+               const float* q, IntegerStage& stage) {
   HWY_DYNAMIC_DISPATCH(KIntegersOf)(coding, shape, page, q, stage);
 }
 

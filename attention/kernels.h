@@ -17,20 +17,22 @@ void RunPrefill(const Unit& unit, std::uint8_t* scratch, float* result);
 
 // Folds the row's n partial results, `stride` floats apart, and a sink (null: none) into one and
 // writes out[dim_v]. Changes the first partial.
-void Finish(float* partials, std::size_t stride, std::uint32_t n, const float* sink, std::uint32_t dim_v,
-            float* out);
+void Finish(float* partials, std::size_t stride, std::uint32_t n, const float* sink,
+            std::uint32_t dim_v, float* out);
 
 // The stages of decode on one page, for tests: scales as floats, then K folded into q and the dot
-// products, V folded into p and the weighted sums. Every instruction set must give the same integers.
+// products, V folded into p and the weighted sums. Every instruction set must give the same
+// integers.
 struct IntegerStage {
-  float step = 0;             // of the folded vector
-  std::int32_t sum = 0;       // K: of the folded q
+  float step = 0;               // of the folded vector
+  std::int32_t sum = 0;         // K: of the folded q
   std::int32_t* out = nullptr;  // K: [rows]; V: [dim rounded up to 16]
 };
-void Grid(codec::Coding coding, const codec::PageShape& shape, const std::uint8_t* page, float* scale,
+void Grid(codec::Coding coding, const codec::PageShape& shape, const std::uint8_t* page,
+          float* scale,
           float* centre);  // K: [dim up to 16] each; V: scale[dim / group, rows]
-void KIntegers(codec::Coding coding, const codec::PageShape& shape, const std::uint8_t* page, const float* q,
-               IntegerStage& stage);
+void KIntegers(codec::Coding coding, const codec::PageShape& shape, const std::uint8_t* page,
+               const float* q, IntegerStage& stage);
 void VIntegers(codec::Coding coding, const codec::PageShape& shape, const std::uint8_t* page,
                std::uint32_t first_channel, const float* p, IntegerStage& stage);
 

@@ -1,5 +1,5 @@
-// Prefill: many query rows against a run of pages. A page is decoded once, to float, for all of them;
-// then small matrix products with the queries as lanes, strip by strip. Per-target header.
+// Prefill: many query rows against a run of pages. A page is decoded once, to float, for all of
+// them; then small matrix products with the queries as lanes, strip by strip. Per-target header.
 #if defined(KVTAMP_ATTENTION_PREFILL_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVTAMP_ATTENTION_PREFILL_INL_H_
 #undef KVTAMP_ATTENTION_PREFILL_INL_H_
@@ -38,8 +38,9 @@ struct PrefillScratchLayout {
   float* k;            // tile, see tile-inl.h
   float* v;            // tile
   float* grid;         // of one page
-  std::uint16_t* mask_of;    // [rows] which of the mask's rows it looks at, counted from the unit's first
-  std::uint16_t* first_of;   // [mask rows] the first query row that looks at it
+  std::uint16_t*
+      mask_of;  // [rows] which of the mask's rows it looks at, counted from the unit's first
+  std::uint16_t* first_of;  // [mask rows] the first query row that looks at it
   std::uint32_t n_masks = 0;
   MaskClass* classes;  // [mask rows][kMaxTilePages]
   half_t* mask_row;    // [kMaxPageSize]
@@ -92,10 +93,12 @@ HWY_INLINE void IndexMasks(const Unit& unit, PrefillScratchLayout& s) {
   s.first_of[s.n_masks] = static_cast<std::uint16_t>(unit.rows);
 }
 
-HWY_INLINE const half_t* MaskOf(const Unit& unit, std::uint32_t r, const Tile::Part& part, half_t* tmp) {
+HWY_INLINE const half_t* MaskOf(const Unit& unit, std::uint32_t r, const Tile::Part& part,
+                                half_t* tmp) {
   const Job& job = *unit.job;
-  return MaskRow(*part.page, part.open,
-                 job.mask + unit.token(r) * job.mask_tok_stride + unit.head(r) * job.mask_head_stride, tmp);
+  return MaskRow(
+      *part.page, part.open,
+      job.mask + unit.token(r) * job.mask_tok_stride + unit.head(r) * job.mask_head_stride, tmp);
 }
 
 // Classes of the part for all mask rows; false if nobody sees anything.
@@ -104,17 +107,20 @@ HWY_INLINE bool ClassifyPart(const Unit& unit, const Tile::Part& part, std::uint
   if (part.open.count == 0) return false;
   bool any = false;
   for (std::uint32_t m = 0; m < s.n_masks; ++m) {
-    const MaskClass c = unit.job->mask == nullptr
-                            ? MaskClass::kOpen
-                            : Classify(*part.page, part.open, MaskOf(unit, s.first_of[m], part, s.mask_row));
+    const MaskClass c =
+        unit.job->mask == nullptr
+            ? MaskClass::kOpen
+            : Classify(*part.page, part.open, MaskOf(unit, s.first_of[m], part, s.mask_row));
     s.classes[m * kMaxTilePages + index] = c;
     any = any || c != MaskClass::kShut;
   }
   return any;
 }
 
-// Takes pages from `i` on that fit together, skipping those that nobody sees. Returns the next page.
-HWY_INLINE std::uint32_t FillTile(const Unit& unit, std::uint32_t i, const PrefillScratchLayout& s, Tile& tile) {
+// Takes pages from `i` on that fit together, skipping those that nobody sees. Returns the next
+// page.
+HWY_INLINE std::uint32_t FillTile(const Unit& unit, std::uint32_t i, const PrefillScratchLayout& s,
+                                  Tile& tile) {
   const Layer& layer = *unit.layer;
   const std::uint32_t capacity = std::max(64u, layer.page_size);
   for (; i < unit.page1; ++i) {
@@ -123,7 +129,8 @@ HWY_INLINE std::uint32_t FillTile(const Unit& unit, std::uint32_t i, const Prefi
                     RoundUp(page.rows, std::min(32u, layer.page_size))};
     if (part.cols == 0) continue;
     const bool k_rows = page.k != nullptr && page.k_coding == codec::Coding::kF16;
-    const bool v_rotated = page.v != nullptr && page.v_coding != codec::Coding::kF16 && layer.v_hadamard;
+    const bool v_rotated =
+        page.v != nullptr && page.v_coding != codec::Coding::kF16 && layer.v_hadamard;
     if (tile.n_parts > 0 && (tile.tokens + part.cols > capacity || k_rows != tile.k_rows ||
                              v_rotated != tile.v_rotated || tile.n_parts == kMaxTilePages)) {
       break;
@@ -144,7 +151,8 @@ HWY_INLINE std::uint32_t FillTile(const Unit& unit, std::uint32_t i, const Prefi
 HWY_INLINE void DecodeTile(const Unit& unit, const Tile& tile, const PrefillScratchLayout& s) {
   const Layer& layer = *unit.layer;
   const std::uint32_t dk = layer.dim_k, dv = layer.dim_v, rows = layer.page_size;
-  const float* mean = layer.k_mean == nullptr ? nullptr : layer.k_mean + std::size_t{unit.head_kv} * dk;
+  const float* mean =
+      layer.k_mean == nullptr ? nullptr : layer.k_mean + std::size_t{unit.head_kv} * dk;
   for (std::uint32_t i = 0; i < tile.n_parts; ++i) {
     const Tile::Part& part = tile.parts[i];
     const Page& page = *part.page;
@@ -155,8 +163,9 @@ HWY_INLINE void DecodeTile(const Unit& unit, const Tile& tile, const PrefillScra
       KTileF16(reinterpret_cast<const half_t*>(page.k) + std::size_t{unit.head_kv} * dk,
                std::size_t{layer.n_head_kv} * dk, page.rows, part.cols, dk, k);
     } else {
-      KTileCoded(page.k_coding, page.k + unit.head_kv * codec::EncodedBytes(page.k_coding, {rows, dk, 0}).total, mean,
-                 rows, part.cols, dk, s.grid, k);
+      KTileCoded(page.k_coding,
+                 page.k + unit.head_kv * codec::EncodedBytes(page.k_coding, {rows, dk, 0}).total,
+                 mean, rows, part.cols, dk, s.grid, k);
     }
     if (page.v == nullptr) {
       for (std::uint32_t c = 0; c < dv; c += 16) {
@@ -164,18 +173,20 @@ HWY_INLINE void DecodeTile(const Unit& unit, const Tile& tile, const PrefillScra
       }
     } else if (page.v_coding == codec::Coding::kF16) {
       VTileF16(reinterpret_cast<const half_t*>(page.v) + std::size_t{unit.head_kv} * dv,
-               std::size_t{layer.n_head_kv} * dv, page.rows, part.cols, dv, s.v, tile.tokens, part.t0);
+               std::size_t{layer.n_head_kv} * dv, page.rows, part.cols, dv, s.v, tile.tokens,
+               part.t0);
     } else {
       VTileCoded(page.v_coding,
-                 page.v + unit.head_kv * codec::EncodedBytes(page.v_coding, {rows, dv, layer.v_group}).total, rows,
-                 part.cols, dv, layer.v_group, s.grid, s.v, tile.tokens, part.t0);
+                 page.v + unit.head_kv *
+                              codec::EncodedBytes(page.v_coding, {rows, dv, layer.v_group}).total,
+                 rows, part.cols, dv, layer.v_group, s.grid, s.v, tile.tokens, part.t0);
     }
   }
 }
 
 // mask[tokens][ld] for query rows [r0, r0 + n) if any of them needs one. kShut: none sees the tile.
-HWY_INLINE MaskClass StripMask(const Unit& unit, const Tile& tile, std::uint32_t r0, std::uint32_t n,
-                               std::size_t ld, const PrefillScratchLayout& s) {
+HWY_INLINE MaskClass StripMask(const Unit& unit, const Tile& tile, std::uint32_t r0,
+                               std::uint32_t n, std::size_t ld, const PrefillScratchLayout& s) {
   const std::uint32_t m0 = s.mask_of[r0], m1 = s.mask_of[r0 + n - 1];
   bool all_open = true, all_shut = true;
   for (std::uint32_t m = m0; m <= m1; ++m) {
@@ -195,7 +206,8 @@ HWY_INLINE MaskClass StripMask(const Unit& unit, const Tile& tile, std::uint32_t
       if (c == MaskClass::kOpen) continue;
       const std::uint32_t first = std::max<std::uint32_t>(s.first_of[m], r0);
       const std::uint32_t end = std::min<std::uint32_t>(s.first_of[m + 1], r0 + n);
-      const half_t* halves = c == MaskClass::kMixed ? MaskOf(unit, first, part, s.mask_row) : nullptr;
+      const half_t* halves =
+          c == MaskClass::kMixed ? MaskOf(unit, first, part, s.mask_row) : nullptr;
       for (std::uint32_t t = 0; t < part.cols; ++t) {
         if (!part.open.test(t)) continue;
         const float x = halves == nullptr ? kNegInf : HalfToFloat(halves[t]);
@@ -207,11 +219,12 @@ HWY_INLINE MaskClass StripMask(const Unit& unit, const Tile& tile, std::uint32_t
   return MaskClass::kMixed;
 }
 
-// One vector of query rows: scores[tokens] to weights, `ld` apart. max and sum: of these lanes. True if
-// what was accumulated before has to be multiplied by `factor`.
+// One vector of query rows: scores[tokens] to weights, `ld` apart. max and sum: of these lanes.
+// True if what was accumulated before has to be multiplied by `factor`.
 template <class D>
-HWY_INLINE bool SoftmaxColumn(D d, const Tile& tile, float* score, const float* mask, std::size_t ld,
-                              float softcap, float* max, float* sum, float* factor) {
+HWY_INLINE bool SoftmaxColumn(D d, const Tile& tile, float* score, const float* mask,
+                              std::size_t ld, float softcap, float* max, float* sum,
+                              float* factor) {
   const auto neg_inf = hn::Set(d, kNegInf);
   const auto old = hn::Load(d, max);
   auto top = old;
@@ -253,23 +266,25 @@ HWY_INLINE void ScaleColumns(float* x, std::uint32_t n, std::size_t ld, const fl
 }
 
 template <int kVecs>
-HWY_NOINLINE void StripTile(const Unit& unit, const Tile& tile, std::uint32_t strip, const float* mask,
-                            const PrefillScratchLayout& s) {
+HWY_NOINLINE void StripTile(const Unit& unit, const Tile& tile, std::uint32_t strip,
+                            const float* mask, const PrefillScratchLayout& s) {
   const hn::ScalableTag<float> d;
   const Layer& layer = *unit.layer;
-  const std::size_t lanes = hn::Lanes(d), ld = kVecs * lanes, first = std::size_t{strip} * StripLanes();
+  const std::size_t lanes = hn::Lanes(d), ld = kVecs * lanes,
+                    first = std::size_t{strip} * StripLanes();
   const std::uint32_t dk = layer.dim_k, dv = RoundUp(layer.dim_v, 16);
   const float* q = s.q + first * dk;
   if (tile.k_rows) {
     Gemm<kVecs, ALayout::kRows, false>(s.k, RoundUp(dk, 16), q, ld, tile.tokens, dk, s.score);
   } else {
-    Gemm<kVecs, ALayout::kPanels, false>(s.k, std::size_t{dk} * 16, q, ld, tile.tokens, dk, s.score);
+    Gemm<kVecs, ALayout::kPanels, false>(s.k, std::size_t{dk} * 16, q, ld, tile.tokens, dk,
+                                         s.score);
   }
   HWY_ALIGN float factor[kVecs * HWY_MAX_BYTES / sizeof(float)];
   bool moved = false;
   for (std::size_t j = 0; j < ld; j += lanes) {
-    moved |= SoftmaxColumn(d, tile, s.score + j, mask == nullptr ? nullptr : mask + j, ld, unit.params->softcap,
-                           s.max + first + j, s.sum + first + j, factor + j);
+    moved |= SoftmaxColumn(d, tile, s.score + j, mask == nullptr ? nullptr : mask + j, ld,
+                           unit.params->softcap, s.max + first + j, s.sum + first + j, factor + j);
   }
   float* acc = s.acc + first * dv;
   float* acc_rotated = s.acc_rotated + first * dv;
@@ -277,8 +292,8 @@ HWY_NOINLINE void StripTile(const Unit& unit, const Tile& tile, std::uint32_t st
     ScaleColumns(acc, layer.dim_v, ld, factor);
     if (layer.v_hadamard) ScaleColumns(acc_rotated, layer.dim_v, ld, factor);
   }
-  Gemm<kVecs, ALayout::kPanels, true>(s.v, std::size_t{tile.tokens} * 16, s.score, ld, layer.dim_v, tile.tokens,
-                                      tile.v_rotated ? acc_rotated : acc);
+  Gemm<kVecs, ALayout::kPanels, true>(s.v, std::size_t{tile.tokens} * 16, s.score, ld, layer.dim_v,
+                                      tile.tokens, tile.v_rotated ? acc_rotated : acc);
 }
 
 // x[dim][ld], each column as codec::Hadamard would; added to out.
@@ -306,7 +321,8 @@ void PrefillUnit(const Unit& unit, std::uint8_t* scratch, float* result) {
   const Params& params = *unit.params;
   const std::uint32_t dk = layer.dim_k, dv = RoundUp(layer.dim_v, 16);
   const std::uint32_t lanes = static_cast<std::uint32_t>(hn::Lanes(hn::ScalableTag<float>()));
-  const std::uint32_t strip_lanes = StripLanes(), strips = (unit.rows + strip_lanes - 1) / strip_lanes;
+  const std::uint32_t strip_lanes = StripLanes(),
+                      strips = (unit.rows + strip_lanes - 1) / strip_lanes;
   Arena arena(scratch);
   PrefillScratchLayout s(arena, layer, unit.rows);
   IndexMasks(unit, s);
@@ -341,9 +357,14 @@ void PrefillUnit(const Unit& unit, std::uint8_t* scratch, float* result) {
       if (c == MaskClass::kShut) continue;
       const float* mask = c == MaskClass::kMixed ? s.mask : nullptr;
       switch (stride(strip) / lanes) {
-        case 1: StripTile<1>(unit, tile, strip, mask, s); break;
-        case 2: StripTile<2>(unit, tile, strip, mask, s); break;
-        default: StripTile<3>(unit, tile, strip, mask, s);
+        case 1:
+          StripTile<1>(unit, tile, strip, mask, s);
+          break;
+        case 2:
+          StripTile<2>(unit, tile, strip, mask, s);
+          break;
+        default:
+          StripTile<3>(unit, tile, strip, mask, s);
       }
     }
   }

@@ -12,30 +12,36 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-void RowOfK(const Layer& layer, const Page& page, std::uint32_t head, std::uint32_t row, float* out) {
+void RowOfK(const Layer& layer, const Page& page, std::uint32_t head, std::uint32_t row,
+            float* out) {
   const std::uint32_t dim = layer.dim_k;
   if (page.k == nullptr) {
     std::fill_n(out, dim, 0.0f);
   } else if (page.k_coding == codec::Coding::kF16) {
     const auto* rows = reinterpret_cast<const half_t*>(page.k);
-    for (std::uint32_t c = 0; c < dim; ++c) out[c] = HalfToFloat(rows[(row * layer.n_head_kv + head) * dim + c]);
+    for (std::uint32_t c = 0; c < dim; ++c)
+      out[c] = HalfToFloat(rows[(row * layer.n_head_kv + head) * dim + c]);
   } else {
     const codec::PageShape shape{layer.page_size, dim, 0};
-    codec::DecodeRowK(page.k_coding, shape, page.k + head * codec::EncodedBytes(page.k_coding, shape).total,
+    codec::DecodeRowK(page.k_coding, shape,
+                      page.k + head * codec::EncodedBytes(page.k_coding, shape).total,
                       layer.k_mean == nullptr ? nullptr : layer.k_mean + head * dim, row, out);
   }
 }
 
-void RowOfV(const Layer& layer, const Page& page, std::uint32_t head, std::uint32_t row, float* out) {
+void RowOfV(const Layer& layer, const Page& page, std::uint32_t head, std::uint32_t row,
+            float* out) {
   const std::uint32_t dim = layer.dim_v;
   if (page.v == nullptr) {
     std::fill_n(out, dim, 0.0f);
   } else if (page.v_coding == codec::Coding::kF16) {
     const auto* rows = reinterpret_cast<const half_t*>(page.v);
-    for (std::uint32_t c = 0; c < dim; ++c) out[c] = HalfToFloat(rows[(row * layer.n_head_kv + head) * dim + c]);
+    for (std::uint32_t c = 0; c < dim; ++c)
+      out[c] = HalfToFloat(rows[(row * layer.n_head_kv + head) * dim + c]);
   } else {
     const codec::PageShape shape{layer.page_size, dim, layer.v_group};
-    codec::DecodeRowV(page.v_coding, shape, page.v + head * codec::EncodedBytes(page.v_coding, shape).total,
+    codec::DecodeRowV(page.v_coding, shape,
+                      page.v + head * codec::EncodedBytes(page.v_coding, shape).total,
                       layer.v_hadamard, row, out);
   }
 }
@@ -59,7 +65,9 @@ Rows RowsOf(const Layer& layer, const Job& job, std::uint32_t head_kv) {
   for (const Page& page : job.pages) {
     for (std::uint32_t row = 0; row < page.rows; ++row) {
       const std::uint32_t cell = page.cells != nullptr ? page.cells[row] : page.first_cell + row;
-      if (cell >= job.n_kv || (page.live != nullptr && (page.live[row / 64] >> (row % 64) & 1) == 0)) continue;
+      if (cell >= job.n_kv ||
+          (page.live != nullptr && (page.live[row / 64] >> (row % 64) & 1) == 0))
+        continue;
       rows.cells.push_back(cell);
       rows.k.resize(rows.cells.size() * layer.dim_k);
       rows.v.resize(rows.cells.size() * layer.dim_v);
@@ -70,8 +78,8 @@ Rows RowsOf(const Layer& layer, const Job& job, std::uint32_t head_kv) {
   return rows;
 }
 
-void AttendRow(const Layer& layer, const Job& job, const Params& params, std::uint32_t token, std::uint32_t head,
-               const Rows& rows) {
+void AttendRow(const Layer& layer, const Job& job, const Params& params, std::uint32_t token,
+               std::uint32_t head, const Rows& rows) {
   const float* q = job.q + token * job.q_tok_stride + head * job.q_head_stride;
   const double slope = SlopeOf(head, params);
   const double sink = params.sinks != nullptr ? params.sinks[head] : -kInf;
@@ -80,7 +88,10 @@ void AttendRow(const Layer& layer, const Job& job, const Params& params, std::ui
   for (std::size_t i = 0; i < scores.size(); ++i) {
     double bias = 0;
     if (job.mask != nullptr) {
-      bias = slope * HalfToFloat(job.mask[token * job.mask_tok_stride + head * job.mask_head_stride + rows.cells[i]]);
+      bias =
+          slope *
+          HalfToFloat(
+              job.mask[token * job.mask_tok_stride + head * job.mask_head_stride + rows.cells[i]]);
     }
     if (bias == -kInf) continue;
     double s = 0;
@@ -98,7 +109,8 @@ void AttendRow(const Layer& layer, const Job& job, const Params& params, std::ui
     for (std::uint32_t c = 0; c < layer.dim_v; ++c) out[c] += p * rows.v[i * layer.dim_v + c];
   }
   float* to = job.out + token * job.out_tok_stride + head * job.out_head_stride;
-  for (std::uint32_t c = 0; c < layer.dim_v; ++c) to[c] = sum > 0 ? static_cast<float>(out[c] / sum) : 0.0f;
+  for (std::uint32_t c = 0; c < layer.dim_v; ++c)
+    to[c] = sum > 0 ? static_cast<float>(out[c] / sum) : 0.0f;
 }
 
 }  // namespace

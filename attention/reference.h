@@ -1,5 +1,5 @@
-// The definition of the result, in double precision and one row at a time: what Attend must come close
-// to. Slow; for tests and for the curious.
+// The definition of the result, in double precision and one row at a time: what Attend must come
+// close to. Slow; for tests and for the curious.
 #pragma once
 
 #include <span>

@@ -55,7 +55,8 @@ enum class MaskClass : std::uint8_t { kShut, kOpen, kMixed };
 
 // The mask of the page's rows for one token and head, as halves in row order: a pointer into the
 // mask where cells are one run, else gathered into tmp[kMaxPageSize]. Only open rows are valid.
-HWY_INLINE const half_t* MaskRow(const Page& page, const OpenRows& open, const half_t* mask, half_t* tmp) {
+HWY_INLINE const half_t* MaskRow(const Page& page, const OpenRows& open, const half_t* mask,
+                                 half_t* tmp) {
   if (page.cells == nullptr) return mask + page.first_cell;
   for (std::uint32_t w = 0; w * 64 < page.rows; ++w) {
     for (std::uint64_t left = open.bits[w]; left != 0; left &= left - 1) {
@@ -91,14 +92,15 @@ HWY_INLINE MaskClass Classify(const Page& page, const OpenRows& open, const half
 }
 
 // out[RoundUp(rows, 16)]: what to add to each row's score; -inf where it is not attended.
-HWY_INLINE void MaskToFloat(const OpenRows& open, const half_t* m, std::uint32_t padded, float* out) {
+HWY_INLINE void MaskToFloat(const OpenRows& open, const half_t* m, std::uint32_t padded,
+                            float* out) {
   for (std::uint32_t r = 0; r < padded; ++r) {
     out[r] = !open.test(r) ? kNegInf : m == nullptr ? 0.0f : HalfToFloat(m[r]);
   }
 }
 
-// 8 or more elements of a row, halves to floats: the last vector of a row whose length is no multiple
-// of the vector must not read on, the next row may be unmapped. `left` is a multiple of 8.
+// 8 or more elements of a row, halves to floats: the last vector of a row whose length is no
+// multiple of the vector must not read on, the next row may be unmapped. `left` is a multiple of 8.
 template <class D>
 HWY_INLINE hn::Vec<D> LoadHalves(D d, const half_t* p, std::size_t left) {
   const hn::Rebind<std::uint16_t, D> dh;

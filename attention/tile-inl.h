@@ -2,8 +2,9 @@
 //   K coded  panels [token / 16][channel][16 tokens]
 //   K f16    rows   [token][channel], the way they lie
 //   V        panels [channel / 16][token][16 channels], in the page's basis
-// Tokens of a tile may come from several pages: this one has `cols` of its `tokens`, from `t0` on, the
-// first `used` of them with rows. cols: a multiple of 16, and of 32 if pages have 32 rows or more.
+// Tokens of a tile may come from several pages: this one has `cols` of its `tokens`, from `t0` on,
+// the first `used` of them with rows. cols: a multiple of 16, and of 32 if pages have 32 rows or
+// more.
 #if defined(KVTAMP_ATTENTION_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVTAMP_ATTENTION_TILE_INL_H_
 #undef KVTAMP_ATTENTION_TILE_INL_H_
@@ -26,13 +27,15 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // Byte kByte of each 32-bit lane, the low or the high nibble of it, as float.
 template <int kShift, class D>
-HWY_INLINE hn::Vec<D> Field(D d, hn::Vec<hn::RebindToUnsigned<D>> x, hn::Vec<hn::RebindToUnsigned<D>> mask) {
-  return hn::ConvertTo(d, hn::BitCast(hn::RebindToSigned<D>(), hn::And(hn::ShiftRight<kShift>(x), mask)));
+HWY_INLINE hn::Vec<D> Field(D d, hn::Vec<hn::RebindToUnsigned<D>> x,
+                            hn::Vec<hn::RebindToUnsigned<D>> mask) {
+  return hn::ConvertTo(
+      d, hn::BitCast(hn::RebindToSigned<D>(), hn::And(hn::ShiftRight<kShift>(x), mask)));
 }
 
 template <class D>
-HWY_INLINE void StoreChannels(D d, hn::Vec<D> x, const float* scale, const float* offset, std::uint32_t c,
-                              float* panel, std::uint32_t t) {
+HWY_INLINE void StoreChannels(D d, hn::Vec<D> x, const float* scale, const float* offset,
+                              std::uint32_t c, float* panel, std::uint32_t t) {
   hn::StoreU(hn::MulAdd(x, hn::Set(d, scale[c]), hn::Set(d, offset[c])), d, panel + c * 16 + t);
 }
 
@@ -41,7 +44,8 @@ template <class D>
 HWY_INLINE void KTileInt4(D d, const std::uint8_t* codes, std::uint32_t rows, std::uint32_t cols,
                           std::uint32_t dim, const float* scale, const float* offset, float* tile) {
   const hn::RebindToUnsigned<D> du;
-  const std::uint32_t half = std::min(32u, rows) / 2, lanes = static_cast<std::uint32_t>(hn::Lanes(d));
+  const std::uint32_t half = std::min(32u, rows) / 2,
+                      lanes = static_cast<std::uint32_t>(hn::Lanes(d));
   const auto nibble = hn::Set(du, 15u);
   for (std::uint32_t chunk = 0; chunk < cols; chunk += 2 * half) {
     for (std::uint32_t t = 0; t < half; t += lanes) {
@@ -66,7 +70,8 @@ HWY_INLINE void KTileInt4(D d, const std::uint8_t* codes, std::uint32_t rows, st
 
 // tile: [cols / 16][dim][16].
 HWY_NOINLINE void KTileCoded(codec::Coding coding, const std::uint8_t* page, const float* mean,
-                             std::uint32_t rows, std::uint32_t cols, std::uint32_t dim, float* grid, float* tile) {
+                             std::uint32_t rows, std::uint32_t cols, std::uint32_t dim, float* grid,
+                             float* tile) {
   const hn::ScalableTag<float> d;
   const hn::RebindToUnsigned<decltype(d)> du;
   const std::uint32_t lanes = static_cast<std::uint32_t>(hn::Lanes(d));
@@ -74,7 +79,8 @@ HWY_NOINLINE void KTileCoded(codec::Coding coding, const std::uint8_t* page, con
   float* offset = grid + RoundUp(dim, 16);
   KGrid(coding, page, dim, scale, offset);
   const float mid = MidCode(coding);
-  for (std::uint32_t c = 0; c < dim; ++c) offset[c] += (mean != nullptr ? mean[c] : 0.0f) - mid * scale[c];
+  for (std::uint32_t c = 0; c < dim; ++c)
+    offset[c] += (mean != nullptr ? mean[c] : 0.0f) - mid * scale[c];
   const std::uint8_t* codes = page + 2 * dim;
   if (coding == codec::Coding::kKInt4) {
     if (rows >= 32 || lanes <= 8) {
@@ -99,8 +105,8 @@ HWY_NOINLINE void KTileCoded(codec::Coding coding, const std::uint8_t* page, con
 }
 
 // tile: [cols][dim up to 16]; rows past `used` become zeros.
-HWY_NOINLINE void KTileF16(const half_t* k, std::size_t stride, std::uint32_t used, std::uint32_t cols,
-                           std::uint32_t dim, float* tile) {
+HWY_NOINLINE void KTileF16(const half_t* k, std::size_t stride, std::uint32_t used,
+                           std::uint32_t cols, std::uint32_t dim, float* tile) {
   const hn::ScalableTag<float> d;
   const std::uint32_t lanes = static_cast<std::uint32_t>(hn::Lanes(d)), ld = RoundUp(dim, 16);
   for (std::uint32_t t = 0; t < used; ++t) {
@@ -113,7 +119,8 @@ HWY_NOINLINE void KTileF16(const half_t* k, std::size_t stride, std::uint32_t us
 
 // Lane = channel: byte kByte of each 32-bit lane is the level of one token.
 template <int kByte, class D>
-HWY_INLINE void StoreToken(D d, hn::Vec<hn::RebindToSigned<D>> levels, hn::Vec<D> scale, float* out) {
+HWY_INLINE void StoreToken(D d, hn::Vec<hn::RebindToSigned<D>> levels, hn::Vec<D> scale,
+                           float* out) {
   const auto level = hn::ShiftRight<24>(hn::ShiftLeft<24 - 8 * kByte>(levels));
   hn::StoreU(hn::Mul(hn::ConvertTo(d, level), scale), d, out + kByte * 16);
 }
@@ -124,16 +131,18 @@ HWY_INLINE hn::Vec<D> TokenScale(D d, const float* scale, std::uint32_t t, std::
                                  std::uint32_t first, std::uint32_t group, std::uint32_t dim) {
   const std::uint32_t lanes = static_cast<std::uint32_t>(hn::Lanes(d));
   const std::uint32_t g = first / group;
-  if (HWY_LIKELY(std::min(first + lanes, dim) <= (g + 1) * group)) return hn::Set(d, scale[g * rows + t]);
+  if (HWY_LIKELY(std::min(first + lanes, dim) <= (g + 1) * group))
+    return hn::Set(d, scale[g * rows + t]);
   HWY_ALIGN float each[16];
-  for (std::uint32_t i = 0; i < lanes; ++i) each[i] = first + i < dim ? scale[(first + i) / group * rows + t] : 0.0f;
+  for (std::uint32_t i = 0; i < lanes; ++i)
+    each[i] = first + i < dim ? scale[(first + i) / group * rows + t] : 0.0f;
   return hn::Load(d, each);
 }
 
 // grid: [dim / group, rows]. tile: panels of `tokens` tokens, this page's from t0 on.
 HWY_NOINLINE void VTileCoded(codec::Coding coding, const std::uint8_t* page, std::uint32_t rows,
-                             std::uint32_t cols, std::uint32_t dim, std::uint32_t group, float* grid,
-                             float* tile, std::uint32_t tokens, std::uint32_t t0) {
+                             std::uint32_t cols, std::uint32_t dim, std::uint32_t group,
+                             float* grid, float* tile, std::uint32_t tokens, std::uint32_t t0) {
   const hn::ScalableTag<float> d;
   const hn::RebindToSigned<decltype(d)> di;
   const std::uint32_t lanes = static_cast<std::uint32_t>(hn::Lanes(d));
@@ -187,8 +196,9 @@ HWY_NOINLINE void VTileCoded(codec::Coding coding, const std::uint8_t* page, std
 }
 
 // Infinities and NaN become 0: a row that some query masks may hold anything.
-HWY_NOINLINE void VTileF16(const half_t* v, std::size_t stride, std::uint32_t used, std::uint32_t cols,
-                           std::uint32_t dim, float* tile, std::uint32_t tokens, std::uint32_t t0) {
+HWY_NOINLINE void VTileF16(const half_t* v, std::size_t stride, std::uint32_t used,
+                           std::uint32_t cols, std::uint32_t dim, float* tile, std::uint32_t tokens,
+                           std::uint32_t t0) {
   const hn::ScalableTag<float> d;
   const std::uint32_t lanes = static_cast<std::uint32_t>(hn::Lanes(d));
   for (std::uint32_t t = 0; t < cols; ++t) {

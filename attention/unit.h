@@ -15,7 +15,9 @@ inline constexpr std::uint32_t kMaxGqa = 64;
 inline constexpr std::uint32_t kMaxDecodeRows = 24;
 inline constexpr std::uint32_t kMaxPrefillRows = 192;  // of one unit
 
-inline constexpr std::uint32_t RoundUp(std::uint32_t n, std::uint32_t to) { return (n + to - 1) / to * to; }
+inline constexpr std::uint32_t RoundUp(std::uint32_t n, std::uint32_t to) {
+  return (n + to - 1) / to * to;
+}
 
 // A block of query rows of one KV head against a run of pages. Query row r of a KV head is head
 // r % gqa of its group, of token r / gqa.
@@ -76,7 +78,8 @@ inline std::uint64_t LowBits(std::uint32_t n) {
 inline OpenRows OpenRowsOf(const Page& page, std::uint32_t n_kv) {
   OpenRows open;
   std::uint32_t rows = page.rows;
-  if (page.cells == nullptr) rows = page.first_cell >= n_kv ? 0 : std::min(rows, n_kv - page.first_cell);
+  if (page.cells == nullptr)
+    rows = page.first_cell >= n_kv ? 0 : std::min(rows, n_kv - page.first_cell);
   for (std::uint32_t w = 0; w * 64 < rows; ++w) {
     open.bits[w] = LowBits(rows - w * 64);
     if (page.live != nullptr) open.bits[w] &= page.live[w];

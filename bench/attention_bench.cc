@@ -1,5 +1,5 @@
-// Attention over pages, without a host. Each line also reads the same pages once, plainly and with as
-// many threads, since what a machine delivers differs by hour: compare GB/s with stream_GB/s.
+// Attention over pages, without a host. Each line also reads the same pages once, plainly and with
+// as many threads, since what a machine delivers differs by hour: compare GB/s with stream_GB/s.
 //
 //   attention_bench --benchmark_filter='decode/int4.*dim:128'
 //   KVTAMP_CPU=avx2 attention_bench …        forces an instruction set
@@ -49,8 +49,8 @@ constexpr Case kCases[] = {{"int4", Coding::kKInt4, Coding::kVLm4},
 // One stream of random pages; speed does not depend on what the codes are.
 class Stream {
  public:
-  Stream(const Case& c, std::uint32_t n_head_kv, std::uint32_t gqa, std::uint32_t dim, std::uint32_t length,
-         std::uint32_t n_tok) {
+  Stream(const Case& c, std::uint32_t n_head_kv, std::uint32_t gqa, std::uint32_t dim,
+         std::uint32_t length, std::uint32_t n_tok) {
     layer.n_head_kv = n_head_kv;
     layer.dim_k = layer.dim_v = dim;
     layer.v_group = dim % 64 == 0 ? 64 : dim;
@@ -122,12 +122,17 @@ class Stream {
     auto* bytes = reinterpret_cast<std::uint8_t*>(words.data());
     if (coding == Coding::kF16) {
       auto* halves = reinterpret_cast<half_t*>(bytes);
-      for (std::size_t i = 0; i < size.total / 2 * layer.n_head_kv; ++i) halves[i] = (halves[i] & 0x83FF) | 0x3800;
+      for (std::size_t i = 0; i < size.total / 2 * layer.n_head_kv; ++i)
+        halves[i] = (halves[i] & 0x83FF) | 0x3800;
     } else {
-      for (std::uint32_t h = 0; h < layer.n_head_kv; ++h) {  // values near 1, minima near -scale * mid
+      for (std::uint32_t h = 0; h < layer.n_head_kv;
+           ++h) {  // values near 1, minima near -scale * mid
         std::uint8_t* scales = bytes + h * size.total;
         const std::size_t n = group == 0 ? dim : size.scales;
-        std::fill_n(scales, n, static_cast<std::uint8_t>(coding == Coding::kKInt4 ? 112 : coding == Coding::kKInt8 ? 112 : 120));
+        std::fill_n(scales, n,
+                    static_cast<std::uint8_t>(coding == Coding::kKInt4   ? 112
+                                              : coding == Coding::kKInt8 ? 112
+                                                                         : 120));
         std::fill(scales + n, scales + size.scales, std::uint8_t{0});
       }
     }
@@ -156,7 +161,8 @@ void Run(benchmark::State& state, const Case& c) {
       state.SkipWithError("Attend failed");
       break;
     }
-    attend.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    attend.push_back(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
     state.SetIterationTime(attend.back());
     read.push_back(stream.ReadOnce(executor.n_threads()));
   }
@@ -176,8 +182,10 @@ void Register() {
   const int all = std::min(omp_get_max_threads(), 16);
   for (const Case& c : kCases) {
     auto* decode = benchmark::RegisterBenchmark((std::string("decode/") + c.name).c_str(), Run, c);
-    auto* prefill = benchmark::RegisterBenchmark((std::string("prefill/") + c.name).c_str(), Run, c);
-    for (auto* b : {decode, prefill}) b->ArgNames(names)->UseManualTime()->Unit(benchmark::kMillisecond);
+    auto* prefill =
+        benchmark::RegisterBenchmark((std::string("prefill/") + c.name).c_str(), Run, c);
+    for (auto* b : {decode, prefill})
+      b->ArgNames(names)->UseManualTime()->Unit(benchmark::kMillisecond);
     for (const int threads : {1, all}) {
       for (const std::int64_t length : {4096, 32768}) {
         decode->Args({8, 4, 128, length, 1, threads});

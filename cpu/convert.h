@@ -8,8 +8,8 @@
 namespace kvtamp::cpu {
 
 void HalfToFloat(const half_t* in, float* out, std::size_t n);
-// Values beyond f16's range become ±65504 and NaN becomes 0, so that one bad element cannot poison a
-// page; returns how many were changed.
+// Values beyond f16's range become ±65504 and NaN becomes 0, so that one bad element cannot poison
+// a page; returns how many were changed.
 std::size_t FloatToHalf(const float* in, half_t* out, std::size_t n);
 
 }  // namespace kvtamp::cpu

@@ -32,8 +32,9 @@ struct Name {
 
 // Best first.
 constexpr Name kNames[] = {
-    {"avx512_vnni", HWY_AVX3_DL}, {"avx512", HWY_AVX3}, {"avx2", HWY_AVX2},     {"sse4", HWY_SSE4},
-    {"neon", HWY_NEON},           {"scalar", HWY_EMU128}, {"scalar", HWY_SCALAR},
+    {"avx512_vnni", HWY_AVX3_DL}, {"avx512", HWY_AVX3}, {"avx2", HWY_AVX2},
+    {"sse4", HWY_SSE4},           {"neon", HWY_NEON},   {"scalar", HWY_EMU128},
+    {"scalar", HWY_SCALAR},
 };
 
 const char* NameOf(std::int64_t target) {
@@ -75,7 +76,8 @@ Status ForceIsa(std::string_view name) {
     hwy::SetSupportedTargetsForTest(n.target);
     return Status::Ok();
   }
-  std::string message = "instruction set \"" + std::string(name) + "\" is not available here; there are:";
+  std::string message =
+      "instruction set \"" + std::string(name) + "\" is not available here; there are:";
   for (const std::string& isa : AvailableIsas()) message += " " + isa;
   return Status::Invalid(std::move(message));
 }

@@ -16,8 +16,8 @@ namespace kvtamp::cpu {
 std::vector<std::string> AvailableIsas();
 // In force now.
 std::string ActiveIsa();
-// Forces one for the whole process; "" or "auto" goes back to the best. Unknown or unavailable names
-// are an error that lists the available ones. Not to be called while kernels run.
+// Forces one for the whole process; "" or "auto" goes back to the best. Unknown or unavailable
+// names are an error that lists the available ones. Not to be called while kernels run.
 Status ForceIsa(std::string_view name);
 
 }  // namespace kvtamp::cpu

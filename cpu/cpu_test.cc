@@ -67,7 +67,8 @@ TEST_P(EveryIsa, FloatsRoundAsDefinedAndBadOnesAreCounted) {
   SCOPED_TRACE(seed);
   std::mt19937 rng(seed);
   std::vector<float> in;
-  for (int i = 0; i < 400000; ++i) in.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(rng())));
+  for (int i = 0; i < 400000; ++i)
+    in.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(rng())));
   // Every boundary: each finite half, the midpoint above it, and the floats around both.
   for (std::uint32_t h = 0; h < 0x7C00u; ++h) {
     const float a = kvtamp::HalfToFloat(static_cast<half_t>(h));
@@ -81,7 +82,8 @@ TEST_P(EveryIsa, FloatsRoundAsDefinedAndBadOnesAreCounted) {
     }
   }
   const float inf = std::numeric_limits<float>::infinity();
-  for (const float f : {inf, -inf, std::nanf(""), 1e38f, -1e38f, 65519.99f, 65520.0f}) in.push_back(f);
+  for (const float f : {inf, -inf, std::nanf(""), 1e38f, -1e38f, 65519.99f, 65520.0f})
+    in.push_back(f);
   std::size_t want_changed = 0;
   std::vector<half_t> want;
   for (const float f : in) {

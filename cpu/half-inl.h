@@ -9,7 +9,8 @@
 #include "base/half.h"
 #include "hwy/highway.h"
 
-// Highway's own conversions are hardware on these and exact; its emulations elsewhere lose infinities.
+// Highway's own conversions are hardware on these and exact; its emulations elsewhere lose
+// infinities.
 #undef KVTAMP_HARDWARE_HALF
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || \
     HWY_TARGET == HWY_NEON
@@ -38,8 +39,8 @@ HWY_INLINE hn::Vec<D> HalfToFloatV(D d, VH h) {
   const auto exp = hn::And(x, hn::Set(du, 0x7C00u));
   const auto normal = hn::Add(hn::ShiftLeft<13>(abs), hn::Set(du, 112u << 23));
   const auto special = hn::Or(hn::ShiftLeft<13>(abs), hn::Set(du, 0x7F800000u));
-  const auto tiny = hn::BitCast(
-      du, hn::Mul(hn::ConvertTo(d, hn::BitCast(di, abs)), hn::Set(d, 0x1p-24f)));
+  const auto tiny =
+      hn::BitCast(du, hn::Mul(hn::ConvertTo(d, hn::BitCast(di, abs)), hn::Set(d, 0x1p-24f)));
   auto r = hn::IfThenElse(hn::Eq(exp, hn::Set(du, 0x7C00u)), special, normal);
   r = hn::IfThenElse(hn::Eq(exp, hn::Zero(du)), tiny, r);
   return hn::BitCast(d, hn::Or(r, sign));
@@ -61,7 +62,8 @@ HWY_INLINE hn::Vec<hn::Rebind<std::uint16_t, D>> FloatToHalfV(D d, hn::Vec<D> f)
   const auto normal = hn::ShiftRight<13>(
       hn::Sub(hn::Add(hn::Add(abs, hn::Set(du, 0xFFFu)), odd), hn::Set(du, 0x38000000u)));
   const auto tiny =  // as in base/half.h: the adder rounds at 2^-24
-      hn::Sub(hn::BitCast(du, hn::Add(hn::BitCast(d, abs), hn::Set(d, 0.5f))), hn::Set(du, 0x3F000000u));
+      hn::Sub(hn::BitCast(du, hn::Add(hn::BitCast(d, abs), hn::Set(d, 0.5f))),
+              hn::Set(du, 0x3F000000u));
   const hn::RebindToSigned<D> di;
   const auto is_tiny = hn::Lt(hn::BitCast(di, abs), hn::Set(di, 0x38800000));
   const auto r = hn::IfThenElse(hn::RebindMask(du, is_tiny), tiny, normal);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <numeric>
 #include <string_view>
 
 #include "plugins/ggml/plugin.h"
@@ -214,10 +215,24 @@ void Buffer::Patch(const KvTensor& t, const void* address, const std::uint8_t* d
   if (!failed.ok()) Log(LogLevel::kError, failed.message() + ": rows of " + t.name + " were lost");
 }
 
+// A restored sequence comes in runs of rows, from its first token on. The query that shows the sinks of
+// others, one that sees few cells, never comes for it.
+void Buffer::MarkRestored(const KvTensor& t, const void* address, std::size_t size) {
+  const auto settings = CurrentSettings();
+  const std::size_t offset = static_cast<std::size_t>(Bytes(address) - t.base);
+  if (offset % t.row_bytes() != 0 || size < t.row_bytes() * settings->page_size) return;
+  if (!layer(t).in_store) return;
+  const std::uint64_t first = offset / t.row_bytes();
+  std::vector<std::uint32_t> cells(settings->n_sink);
+  std::iota(cells.begin(), cells.end(), static_cast<std::uint32_t>(first % t.n_cells));
+  cache_->MarkSinks(t.layer, static_cast<std::uint32_t>(first / t.n_cells), cells);
+}
+
 void Buffer::Set(const void* address, const void* data, std::size_t size) {
   const KvTensor* t = Find(address);
   if (IsStored(t)) {
     Patch(*t, address, Bytes(data), 0, size);
+    MarkRestored(*t, address, size);
   } else if (Commit(address, size)) {
     std::memcpy(const_cast<void*>(address), data, size);
   }

@@ -85,6 +85,7 @@ class Buffer {
   // Writes bytes (or `value` where data is null) over rows of a stored tensor.
   void Patch(const KvTensor& t, const void* address, const std::uint8_t* data, std::uint8_t value,
              std::size_t size);
+  void MarkRestored(const KvTensor& t, const void* address, std::size_t size);
   bool IsStored(const KvTensor* t) { return t != nullptr && !layer(*t).plain; }
 
   std::uint8_t* base_ = nullptr;

@@ -39,7 +39,8 @@ TEST(Device, Memory) {
   ggml_backend_dev_memory(Device(), &f16_free, &f16_total);
   EXPECT_GT(f16_free, 0u);
   EXPECT_LE(f16_free, f16_total);
-  const auto system = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  const auto system =
+      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
   EXPECT_NEAR(static_cast<double>(f16_total), system, 0.02 * system);
   EXPECT_GT(static_cast<double>(total), 2.5 * static_cast<double>(f16_total));
   EXPECT_LT(static_cast<double>(total), 4.0 * static_cast<double>(f16_total));
@@ -58,7 +59,8 @@ TEST(Device, LoadedAgainIsTheSame) {
 
 TEST(Device, Procedures) {
   EXPECT_NE(Proc<ggml_backend_set_n_threads_t>(Device(), "ggml_backend_set_n_threads"), nullptr);
-  EXPECT_NE(Proc<ggml_backend_set_abort_callback_t>(Device(), "ggml_backend_set_abort_callback"), nullptr);
+  EXPECT_NE(Proc<ggml_backend_set_abort_callback_t>(Device(), "ggml_backend_set_abort_callback"),
+            nullptr);
   auto features = Proc<ggml_backend_get_features_t>(Device(), "ggml_backend_get_features");
   ASSERT_NE(features, nullptr);
   const ggml_backend_feature* f = features(ggml_backend_dev_backend_reg(Device()));
@@ -103,19 +105,27 @@ TEST(Device, BadSettingKeepsTheOldOnes) {
   setenv("KVTAMP_CACHE_TYPE", "f16", 1);
 }
 
-// --- supports_op -------------------------------------------------------------------------------------
+// --- supports_op
+// -------------------------------------------------------------------------------------
 
 class SupportsOp : public ::testing::Test {
  protected:
   // A tensor in a buffer of size 0, as the host makes them when it only measures.
-  ggml_tensor* In(ggml_backend_buffer_t buffer, ggml_type type, std::initializer_list<std::int64_t> ne) {
+  ggml_tensor* In(ggml_backend_buffer_t buffer, ggml_type type,
+                  std::initializer_list<std::int64_t> ne) {
     ggml_tensor* t = ggml_new_tensor(c, type, static_cast<int>(ne.size()), ne.begin());
     t->buffer = buffer;
     return t;
   }
-  ggml_tensor* Ours(ggml_type type, std::initializer_list<std::int64_t> ne) { return In(dummy.get(), type, ne); }
-  ggml_tensor* Host(ggml_type type, std::initializer_list<std::int64_t> ne) { return In(host.get(), type, ne); }
-  ggml_tensor* Free(ggml_type type, std::initializer_list<std::int64_t> ne) { return In(nullptr, type, ne); }
+  ggml_tensor* Ours(ggml_type type, std::initializer_list<std::int64_t> ne) {
+    return In(dummy.get(), type, ne);
+  }
+  ggml_tensor* Host(ggml_type type, std::initializer_list<std::int64_t> ne) {
+    return In(host.get(), type, ne);
+  }
+  ggml_tensor* Free(ggml_type type, std::initializer_list<std::int64_t> ne) {
+    return In(nullptr, type, ne);
+  }
 
   bool Takes(const ggml_tensor* op) { return ggml_backend_dev_supports_op(Device(), op); }
 
@@ -123,11 +133,13 @@ class SupportsOp : public ::testing::Test {
   ggml_context* c = ctx.get();
   ggml_backend_buffer_ptr dummy{ggml_backend_buft_alloc_buffer(OurType(), 0)};
   ggml_backend_buffer_ptr host{ggml_backend_buft_alloc_buffer(CpuType(), 0)};
-  static constexpr ggml_type F32 = GGML_TYPE_F32, F16 = GGML_TYPE_F16, I32 = GGML_TYPE_I32, I64 = GGML_TYPE_I64;
+  static constexpr ggml_type F32 = GGML_TYPE_F32, F16 = GGML_TYPE_F16, I32 = GGML_TYPE_I32,
+                             I64 = GGML_TYPE_I64;
 };
 
 TEST_F(SupportsOp, ViewsAndLeafsAlways) {
-  for (ggml_backend_buffer_t b : {dummy.get(), host.get(), static_cast<ggml_backend_buffer_t>(nullptr)}) {
+  for (ggml_backend_buffer_t b :
+       {dummy.get(), host.get(), static_cast<ggml_backend_buffer_t>(nullptr)}) {
     ggml_tensor* t = In(b, F32, {64, 32});
     EXPECT_TRUE(Takes(t));
     EXPECT_TRUE(Takes(ggml_view_1d(c, t, 64, 64)));
@@ -145,9 +157,11 @@ TEST_F(SupportsOp, WhateverLandsInOurBuffers) {
   // V transposed, a row a single element.
   ggml_tensor* v = Ours(F16, {128, 256});
   ggml_set_name(v, "cache_v_l0");
-  EXPECT_TRUE(Takes(ggml_set_rows(c, ggml_reshape_2d(c, v, 1, 128 * 256), Free(F32, {1, 8}), Free(I64, {8}))));
+  EXPECT_TRUE(Takes(
+      ggml_set_rows(c, ggml_reshape_2d(c, v, 1, 128 * 256), Free(F32, {1, 8}), Free(I64, {8}))));
   ggml_tensor* heads = ggml_view_3d(c, k, 64, 2, 512, 128, 256, 0);
-  EXPECT_TRUE(Takes(ggml_rope_ext_inplace(c, heads, Free(I32, {512}), nullptr, 64, 0, 2048, 1e4f, 1, 0, 1, 32, 1)));
+  EXPECT_TRUE(Takes(ggml_rope_ext_inplace(c, heads, Free(I32, {512}), nullptr, 64, 0, 2048, 1e4f, 1,
+                                          0, 1, 32, 1)));
   ggml_tensor* state = Ours(F32, {64, 8});
   EXPECT_TRUE(Takes(ggml_scale_inplace(c, state, 0)));
   EXPECT_TRUE(Takes(ggml_cpy(c, Free(F32, {64}), ggml_view_1d(c, state, 64, 0))));
@@ -158,8 +172,9 @@ TEST_F(SupportsOp, WhateverLandsInOurBuffers) {
 TEST_F(SupportsOp, AttentionOverOurCacheOnly) {
   auto attention = [&](ggml_backend_buffer_t kb, ggml_backend_buffer_t vb) {
     ggml_tensor *k = In(kb, F16, {128, 256}), *v = In(vb, F16, {128, 256});
-    return ggml_flash_attn_ext(c, Free(F32, {64, 5, 4}), ggml_view_3d(c, k, 64, 256, 2, 256, 128, 0),
-                               ggml_view_3d(c, v, 64, 256, 2, 256, 128, 0), Free(F16, {256, 5}), 1, 0, 0);
+    return ggml_flash_attn_ext(
+        c, Free(F32, {64, 5, 4}), ggml_view_3d(c, k, 64, 256, 2, 256, 128, 0),
+        ggml_view_3d(c, v, 64, 256, 2, 256, 128, 0), Free(F16, {256, 5}), 1, 0, 0);
   };
   EXPECT_TRUE(Takes(attention(dummy.get(), dummy.get())));
   EXPECT_FALSE(Takes(attention(host.get(), host.get())));
@@ -173,18 +188,23 @@ TEST_F(SupportsOp, NoWeights) {
   ggml_tensor* w = Ours(GGML_TYPE_Q4_0, {256, 64});
   EXPECT_FALSE(Takes(ggml_mul_mat(c, w, Free(F32, {256, 8}))));
   EXPECT_FALSE(Takes(ggml_get_rows(c, w, Free(I32, {8}))));
-  EXPECT_FALSE(Takes(ggml_mul_mat_id(c, Ours(GGML_TYPE_Q4_0, {256, 64, 4}), Free(F32, {256, 2, 8}), Free(I32, {2, 8}))));
+  EXPECT_FALSE(Takes(ggml_mul_mat_id(c, Ours(GGML_TYPE_Q4_0, {256, 64, 4}), Free(F32, {256, 2, 8}),
+                                     Free(I32, {2, 8}))));
   EXPECT_FALSE(Takes(ggml_add(c, Free(F32, {256, 8}), Ours(F32, {256}))));
-  EXPECT_FALSE(Takes(ggml_add_id(c, Free(F32, {256, 2, 8}), Ours(F32, {256, 4}), Free(I32, {2, 8}))));
+  EXPECT_FALSE(
+      Takes(ggml_add_id(c, Free(F32, {256, 2, 8}), Ours(F32, {256, 4}), Free(I32, {2, 8}))));
   EXPECT_FALSE(Takes(ggml_mul(c, Free(F32, {256, 8}), Ours(F32, {256}))));
   EXPECT_FALSE(Takes(ggml_div(c, Free(F32, {256, 8}), Ours(F32, {256}))));
-  EXPECT_FALSE(Takes(ggml_rope_ext(c, Free(F32, {64, 4, 8}), Free(I32, {8}), Ours(F32, {32}), 64, 0, 2048, 1e4f, 1, 0, 1, 32, 1)));
+  EXPECT_FALSE(Takes(ggml_rope_ext(c, Free(F32, {64, 4, 8}), Free(I32, {8}), Ours(F32, {32}), 64, 0,
+                                   2048, 1e4f, 1, 0, 1, 32, 1)));
   EXPECT_FALSE(Takes(ggml_ssm_conv(c, Free(F32, {11, 64, 1}), Ours(F32, {4, 64}))));
-  EXPECT_FALSE(Takes(ggml_im2col(c, Ours(F16, {3, 64, 8}), Free(F32, {32, 64, 1, 1}), 1, 0, 0, 0, 1, 0, false, F16)));
+  EXPECT_FALSE(Takes(ggml_im2col(c, Ours(F16, {3, 64, 8}), Free(F32, {32, 64, 1, 1}), 1, 0, 0, 0, 1,
+                                 0, false, F16)));
   EXPECT_FALSE(Takes(ggml_scale(c, Ours(F32, {64, 8}), 2)));
   ggml_tensor* s = Free(F32, {16, 8, 4, 2});
-  EXPECT_FALSE(Takes(ggml_ssm_scan(c, s, Free(F32, {8, 4, 3, 2}), Free(F32, {4, 3, 2}), Ours(F32, {16, 4}),
-                                   Free(F32, {16, 1, 3, 2}), Free(F32, {16, 1, 3, 2}), Free(I32, {2}), 1)));
+  EXPECT_FALSE(
+      Takes(ggml_ssm_scan(c, s, Free(F32, {8, 4, 3, 2}), Free(F32, {4, 3, 2}), Ours(F32, {16, 4}),
+                          Free(F32, {16, 1, 3, 2}), Free(F32, {16, 1, 3, 2}), Free(I32, {2}), 1)));
 }
 
 TEST_F(SupportsOp, NothingOfOthers) {
@@ -211,7 +231,8 @@ TEST_F(SupportsOp, ReadsOfRecurrentState) {
   const ggml_context_ptr own = NewContext(8);
   ggml_tensor* r = ggml_new_tensor_2d(own.get(), F32, 64, 4);
   ggml_set_name(r, "cache_r_l0");
-  const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors_from_buft(own.get(), OurType()));
+  const ggml_backend_buffer_ptr buffer(
+      ggml_backend_alloc_ctx_tensors_from_buft(own.get(), OurType()));
   EXPECT_TRUE(Takes(ggml_get_rows(c, r, Free(I32, {2}))));
   EXPECT_FALSE(Takes(ggml_mul_mat(c, r, Free(F32, {64, 2}))));
   ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
@@ -230,8 +251,9 @@ TEST_F(SupportsOp, SameForDummyAndRealCache) {
     ggml_tensor* heads = ggml_view_3d(c, k, 64, 256, 2, 256, 128, 0);
     return std::vector<bool>{
         Takes(ggml_set_rows(c, k, Free(F32, {128, 4}), Free(I64, {4}))),
-        Takes(ggml_flash_attn_ext(c, Free(F32, {64, 5, 4}), heads, ggml_view_3d(c, v, 64, 256, 2, 256, 128, 0),
-                                  Free(F16, {256, 5}), 1, 0, 0)),
+        Takes(ggml_flash_attn_ext(c, Free(F32, {64, 5, 4}), heads,
+                                  ggml_view_3d(c, v, 64, 256, 2, 256, 128, 0), Free(F16, {256, 5}),
+                                  1, 0, 0)),
         Takes(ggml_mul_mat(c, heads, Free(F32, {64, 5, 4}))),
         Takes(ggml_get_rows(c, k, Free(I32, {3}))),
         Takes(ggml_cpy(c, Free(F32, {128, 256}), k)),

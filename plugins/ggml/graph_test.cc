@@ -1,4 +1,5 @@
-// Attention through the plug-in: a host's micro-batches, played on our device and on ggml's CPU backend.
+// Attention through the plug-in: a host's micro-batches, played on our device and on ggml's CPU
+// backend.
 #include <thread>
 
 #include "plugins/ggml/test_graph.h"
@@ -44,8 +45,9 @@ class Play {
   }
 
   void Do(const Step& step) {
-    SCOPED_TRACE("n_tok " + std::to_string(step.n_tok) + ", streams " + std::to_string(step.s0) + "+" +
-                 std::to_string(step.ns) + (step.way == Way::kSched ? ", sched" : ", direct"));
+    SCOPED_TRACE("n_tok " + std::to_string(step.n_tok) + ", streams " + std::to_string(step.s0) +
+                 "+" + std::to_string(step.ns) +
+                 (step.way == Way::kSched ? ", sched" : ", direct"));
     Layer& layer = layers_[static_cast<std::size_t>(step.layer)];
     const auto il = static_cast<std::size_t>(step.layer);
     std::vector<Half> k = Get<Half>(cache_.k[il]), v = Get<Half>(cache_.v[il]);
@@ -54,10 +56,13 @@ class Play {
       ASSERT_EQ(v, layer.v);
     }
     const Batch b = Make(step, layer);
-    Overlay(b, k, v);
-    Overlay(b, layer.k, layer.v);
-    const std::vector<float> out = RunLayer(step.way, ours_.get(), cpu_.get(), cache_, b, step.layer);
-    const std::vector<double> exact = Exact(dims_, b, ToFloat(k), ToFloat(v));
+    Put(b, b.k, k);
+    Put(b, b.v, v);
+    Put(b, b.k, layer.k);
+    Put(b, b.v, layer.v);
+    const std::vector<float> out =
+        RunLayer(step.way, ours_.get(), cpu_.get(), cache_, b, step.layer);
+    const std::vector<double> exact = Exact(dims_, b, k, v);
     const double error = Nmse(out, exact);
     worst_ = std::max(worst_, error);
     EXPECT_LE(error, kExactBound);
@@ -148,7 +153,8 @@ class Play {
     std::int64_t highest = 0;
     for (std::int64_t s = b.s0; s < b.s0 + b.ns; ++s)
       for (std::int64_t c = 0; c < dims_.n_cells; ++c)
-        if (layer.used[static_cast<std::size_t>(s * dims_.n_cells + c)]) highest = std::max(highest, c);
+        if (layer.used[static_cast<std::size_t>(s * dims_.n_cells + c)])
+          highest = std::max(highest, c);
     b.n_kv = step.whole_kv ? dims_.n_cells : std::min(dims_.n_cells, (highest + 256) / 256 * 256);
 
     const Half hidden = ggml_fp32_to_fp16(-INFINITY);
@@ -160,21 +166,11 @@ class Play {
         for (std::int64_t c = 0; c < b.n_kv; ++c) {
           const int when = since[static_cast<std::size_t>((b.s0 + s) * dims_.n_cells + c)];
           if (when > t || (when != t && random_.Chance(step.holes))) continue;
-          row[c] = ggml_fp32_to_fp16(b.max_bias > 0 ? -static_cast<float>(random_.Int(0, 40)) : 0.0f);
+          row[c] =
+              ggml_fp32_to_fp16(b.max_bias > 0 ? -static_cast<float>(random_.Int(0, 40)) : 0.0f);
         }
       }
     return b;
-  }
-
-  void Overlay(const Batch& b, std::vector<Half>& k, std::vector<Half>& v) const {
-    const std::vector<Half> new_k = ToHalf(b.k), new_v = ToHalf(b.v);
-    for (std::size_t i = 0; i < b.cells.size(); ++i) {
-      const auto row = static_cast<std::int64_t>(i);
-      std::copy_n(new_k.begin() + row * dims_.n_embd_k(), dims_.n_embd_k(),
-                  k.begin() + b.cells[i] * dims_.n_embd_k());
-      std::copy_n(new_v.begin() + row * dims_.n_embd_v(), dims_.n_embd_v(),
-                  v.begin() + b.cells[i] * dims_.n_embd_v());
-    }
   }
 
   const Setting setting_;
@@ -196,7 +192,8 @@ Step Next(int n_tok, Way way) {
   return s;
 }
 
-// --- shapes ------------------------------------------------------------------------------------------
+// --- shapes
+// ------------------------------------------------------------------------------------------
 
 class HeadSizes : public ::testing::TestWithParam<std::pair<int, int>> {};
 
@@ -204,7 +201,8 @@ TEST_P(HeadSizes, PrefillAndDecode) {
   const auto [dk, dv] = GetParam();
   for (const char* type : kTypes) {
     SCOPED_TRACE(type);
-    Play play({type}, {.dk = dk, .dv = dv, .n_head_kv = 2}, 3, Seed(static_cast<unsigned>(dk + dv)));
+    Play play({type}, {.dk = dk, .dv = dv, .n_head_kv = 2}, 3,
+              Seed(static_cast<unsigned>(dk + dv)));
     Way way = Way::kDirect;
     for (int n_tok : {33, 200, 1, 3, 33, 1, 3}) {
       play.Do(Next(n_tok, way));
@@ -217,16 +215,15 @@ TEST_P(HeadSizes, PrefillAndDecode) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Dk, HeadSizes,
-                         ::testing::Values(std::pair(40, 40), std::pair(64, 64), std::pair(72, 72),
-                                           std::pair(80, 80), std::pair(96, 96), std::pair(112, 112),
-                                           std::pair(128, 128), std::pair(192, 192),
-                                           std::pair(256, 256), std::pair(192, 128),
-                                           std::pair(64, 128), std::pair(96, 40)),
-                         [](const auto& info) {
-                           return std::to_string(info.param.first) + "x" +
-                                  std::to_string(info.param.second);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Dk, HeadSizes,
+    ::testing::Values(std::pair(40, 40), std::pair(64, 64), std::pair(72, 72), std::pair(80, 80),
+                      std::pair(96, 96), std::pair(112, 112), std::pair(128, 128),
+                      std::pair(192, 192), std::pair(256, 256), std::pair(192, 128),
+                      std::pair(64, 128), std::pair(96, 40)),
+    [](const auto& info) {
+      return std::to_string(info.param.first) + "x" + std::to_string(info.param.second);
+    });
 
 class Gqa : public ::testing::TestWithParam<int> {};
 
@@ -235,7 +232,8 @@ TEST_P(Gqa, EveryQueryHeadFindsItsKvHead) {
   for (const char* type : kTypes) {
     SCOPED_TRACE(type);
     Play play({type}, {.n_head_kv = 1 + gqa % 3}, gqa, Seed(100 + static_cast<unsigned>(gqa)));
-    for (int n_tok : {100, 90, 33, 3, 1}) play.Do(Next(n_tok, n_tok % 2 ? Way::kSched : Way::kDirect));
+    for (int n_tok : {100, 90, 33, 3, 1})
+      play.Do(Next(n_tok, n_tok % 2 ? Way::kSched : Way::kDirect));
     play.Check();
   }
 }
@@ -249,7 +247,8 @@ TEST_P(Settings, PagesWindowsAndSinks) {
     Setting s = GetParam();
     s.type = type;
     SCOPED_TRACE(type);
-    Play play(s, {.n_head_kv = 3, .n_cells = 768}, 3, Seed(200 + static_cast<unsigned>(s.page_size)));
+    Play play(s, {.n_head_kv = 3, .n_cells = 768}, 3,
+              Seed(200 + static_cast<unsigned>(s.page_size)));
     for (int n_tok : {130, 1, 1, 1, 64, 200, 1, 33, 1}) play.Do(Next(n_tok, Way::kDirect));
     for (int i = 0; i < 3; ++i) play.Do({.n_tok = 33, .overwrite = 0.5, .in_order = false});
     play.Do({.n_tok = 1, .way = Way::kSched});
@@ -309,8 +308,14 @@ TEST(Attention, RowsAndIndicesOfEveryKind) {
       for (int pad : {0, 24}) {
         Play play({"f16"}, {.n_cells = 256, .n_streams = 2}, 2, Seed(500));
         for (int n_tok : {33, 3, 1})
-          play.Do({.n_tok = n_tok, .s0 = 0, .ns = 2, .overwrite = 0.2, .in_order = false,
-                   .idx32 = idx32, .rows_f16 = rows_f16, .row_pad = pad});
+          play.Do({.n_tok = n_tok,
+                   .s0 = 0,
+                   .ns = 2,
+                   .overwrite = 0.2,
+                   .in_order = false,
+                   .idx32 = idx32,
+                   .rows_f16 = rows_f16,
+                   .row_pad = pad});
         play.Check();
       }
 }
@@ -322,7 +327,10 @@ TEST(Attention, SparseMasks) {
     play.Do({.n_tok = 200, .in_order = false});
     for (double holes : {0.5, 0.9, 0.99, 1.0})
       for (int n_tok : {1, 33})
-        play.Do({.n_tok = n_tok, .overwrite = 0.8, .in_order = false, .holes = holes,
+        play.Do({.n_tok = n_tok,
+                 .overwrite = 0.8,
+                 .in_order = false,
+                 .holes = holes,
                  .masked_rows = n_tok > 1});
     play.Check();
   }
@@ -342,11 +350,12 @@ TEST_P(RandomShapes, Play) {
          .n_layers = r.Int(1, 2)};
   d.dv = r.Chance(0.7) ? d.dk : r.OneOf({40, 64, 80, 96, 128});
   const int gqa = r.OneOf({1, 2, 3, 4, 5, 7, 8, 16});
-  std::printf("seed %u: %s, pages of %d, %d sinks, window %d, Dk %d, Dv %d, %d KV heads x %d, %d cells, "
-              "%d streams\n",
-              seed, setting.type.c_str(), setting.page_size, setting.n_sink, setting.residual_length,
-              static_cast<int>(d.dk), static_cast<int>(d.dv), static_cast<int>(d.n_head_kv), gqa,
-              static_cast<int>(d.n_cells), static_cast<int>(d.n_streams));
+  std::printf(
+      "seed %u: %s, pages of %d, %d sinks, window %d, Dk %d, Dv %d, %d KV heads x %d, %d cells, "
+      "%d streams\n",
+      seed, setting.type.c_str(), setting.page_size, setting.n_sink, setting.residual_length,
+      static_cast<int>(d.dk), static_cast<int>(d.dv), static_cast<int>(d.n_head_kv), gqa,
+      static_cast<int>(d.n_cells), static_cast<int>(d.n_streams));
   Play play(setting, d, gqa, seed, r.Chance(0.3) ? kManyThreads : 1);
   const bool alibi = r.Chance(0.2), softcap = r.Chance(0.2), sinks = r.Chance(0.2);
   for (int i = 0; i < 10; ++i) {
@@ -375,7 +384,8 @@ TEST_P(RandomShapes, Play) {
 
 INSTANTIATE_TEST_SUITE_P(Seed, RandomShapes, ::testing::Range(0, 24));
 
-// --- what stays exact --------------------------------------------------------------------------------
+// --- what stays exact
+// --------------------------------------------------------------------------------
 
 TEST(Attention, FirstAndNewestRowsStayF16) {
   constexpr int kSink = 4, kWindow = 64, kPage = 32, kRows = 400;
@@ -383,28 +393,19 @@ TEST(Attention, FirstAndNewestRowsStayF16) {
   const ggml_backend_ptr ours = NewBackend({"k4v4", kPage, kSink, kWindow}), cpu = NewCpu();
   Cache cache(OurType(), d);
   Random random(Seed(700));
-  std::vector<Half> k, v;
+  std::vector<Half> k(512 * 128), v(512 * 128);
   for (int at = 0; at < kRows; at += 50) {
-    Batch b;
-    b.n_head = 2;
-    b.n_tok = 50;
-    b.n_kv = 512;
-    b.scale = 0.125f;
-    for (int i = 0; i < 50; ++i) b.cells.push_back(at + i);
-    b.k = random.Normals(50 * 128);
-    b.v = random.Normals(50 * 128);
-    b.q = random.Normals(50 * 128);
-    b.mask.assign(50 * 512, ggml_fp32_to_fp16(-INFINITY));
-    for (int t = 0; t < 50; ++t) std::fill_n(b.mask.begin() + t * 512, at + t + 1, Half{0});
+    const Batch b = Causal(d, random, 50, at);
     RunLayer(Way::kSched, ours.get(), cpu.get(), cache, b);
-    for (Half h : ToHalf(b.k)) k.push_back(h);
-    for (Half h : ToHalf(b.v)) v.push_back(h);
+    Put(b, b.k, k);
+    Put(b, b.v, v);
   }
   const std::vector<Half> k_now = Get<Half>(cache.k[0]), v_now = Get<Half>(cache.v[0]);
   int coded = 0;
   for (int row = 0; row < kRows; ++row) {
-    const bool exact = std::equal(k.begin() + row * 128, k.begin() + (row + 1) * 128, k_now.begin() + row * 128) &&
-                       std::equal(v.begin() + row * 128, v.begin() + (row + 1) * 128, v_now.begin() + row * 128);
+    const bool exact =
+        std::equal(k.begin() + row * 128, k.begin() + (row + 1) * 128, k_now.begin() + row * 128) &&
+        std::equal(v.begin() + row * 128, v.begin() + (row + 1) * 128, v_now.begin() + row * 128);
     if (row < kSink || row >= kRows - kWindow) {
       EXPECT_TRUE(exact) << "row " << row;
     }

@@ -15,7 +15,8 @@ TEST(Graphs, MaskForEachHead) {
     const Batch b = Causal(d, random, 40, 0);
     RunLayer(Way::kDirect, ours.get(), cpu.get(), a, b);
     RunLayer(Way::kDirect, cpu.get(), cpu.get(), c, b);
-    std::vector<Half> mask(static_cast<std::size_t>(heads * 40 * 256), ggml_fp32_to_fp16(-INFINITY));
+    std::vector<Half> mask(static_cast<std::size_t>(heads * 40 * 256),
+                           ggml_fp32_to_fp16(-INFINITY));
     for (std::size_t i = 0; i < mask.size(); ++i)
       if (i % 256 < 40 && random.Chance(0.5)) mask[i] = 0;
     std::vector<float> out[2];
@@ -48,7 +49,7 @@ TEST(Graphs, NoMaskSeesEveryCellBelowNkv) {
       b.cells.clear();
       b.n_kv = n_kv;
       b.mask.assign(static_cast<std::size_t>(3 * n_kv), Half{0});
-      const std::vector<double> exact = Exact(d, b, ToFloat(Get<Half>(a.k[0])), ToFloat(Get<Half>(a.v[0])));
+      const std::vector<double> exact = Exact(d, b, Get<Half>(a.k[0]), Get<Half>(a.v[0]));
       b.mask.clear();
       EXPECT_LE(Nmse(RunLayer(Way::kDirect, ours.get(), cpu.get(), a, b), exact), kExactBound)
           << type << ", n_kv " << n_kv;
@@ -69,21 +70,20 @@ TEST(Graphs, MaskedCellsMayHoldNonsense) {
         for (std::size_t i = 0; i < 128; i += 3) b.k[row * 128 + i] = b.v[row * 128 + i] = nonsense;
         for (std::size_t t = 0; t < 200; ++t) b.mask[t * 256 + row] = ggml_fp32_to_fp16(-INFINITY);
       }
-      std::vector<float> k(256 * 128), v(256 * 128);
-      const std::vector<float> new_k = ToFloat(ToHalf(b.k)), new_v = ToFloat(ToHalf(b.v));
-      std::copy(new_k.begin(), new_k.end(), k.begin());
-      std::copy(new_v.begin(), new_v.end(), v.begin());
-      EXPECT_LE(Nmse(RunLayer(Way::kDirect, ours.get(), cpu.get(), cache, b), Exact(d, b, k, v)), kExactBound)
+      std::vector<Half> k(256 * 128), v(256 * 128);
+      Put(b, b.k, k);
+      Put(b, b.v, v);
+      EXPECT_LE(Nmse(RunLayer(Way::kDirect, ours.get(), cpu.get(), cache, b), Exact(d, b, k, v)),
+                kExactBound)
           << type << ", " << nonsense;
       b.cells.clear();  // again over what was coded, many queries and one
       for (int n_tok : {200, 1}) {
         b.n_tok = n_tok;
         b.q = random.Normals(static_cast<std::size_t>(n_tok * 4 * 64));
         b.mask.erase(b.mask.begin(), b.mask.end() - n_tok * 256);
-        const std::vector<double> exact =
-            Exact(d, b, ToFloat(Get<Half>(cache.k[0])), ToFloat(Get<Half>(cache.v[0])));
-        // A channel's scale follows its largest value, dead or alive; queries times scales are rounded
-        // to 15 bits of the largest.
+        const std::vector<double> exact = Exact(d, b, Get<Half>(cache.k[0]), Get<Half>(cache.v[0]));
+        // A channel's scale follows its largest value, dead or alive; queries times scales are
+        // rounded to 15 bits of the largest.
         const double bound = nonsense == 60000.0f ? 1e-4 : kExactBound;
         EXPECT_LE(Nmse(RunLayer(Way::kDirect, ours.get(), cpu.get(), cache, b), exact), bound)
             << type << ", " << nonsense << ", " << n_tok << " queries";
@@ -141,10 +141,10 @@ TEST(Graphs, NodesWithoutComputeFlagAndEmptyNodesDoNothing) {
   Graph g;
   ggml_tensor* none = ggml_view_2d(g.ctx(), cache.k[0], d.n_embd_k(), 0, cache.k[0]->nb[1], 0);
   g.Add(ggml_scale_inplace(g.ctx(), none, 0));
-  g.Add(ggml_set_rows(g.ctx(), ggml_view_2d(g.ctx(), cache.k[0], 128, 256, cache.k[0]->nb[1], 0),
-                      ggml_view_2d(g.ctx(), g.Input(GGML_TYPE_F32, {128, 1}, random.Normals(128)), 128,
-                                   0, 512, 0),
-                      ggml_view_1d(g.ctx(), g.Input(GGML_TYPE_I64, {1}, std::vector<std::int64_t>{5}), 0, 0)));
+  g.Add(ggml_set_rows(
+      g.ctx(), ggml_view_2d(g.ctx(), cache.k[0], 128, 256, cache.k[0]->nb[1], 0),
+      ggml_view_2d(g.ctx(), g.Input(GGML_TYPE_F32, {128, 1}, random.Normals(128)), 128, 0, 512, 0),
+      ggml_view_1d(g.ctx(), g.Input(GGML_TYPE_I64, {1}, std::vector<std::int64_t>{5}), 0, 0)));
   const std::vector<std::uint8_t> before = Get(cache.k[0]);
   ASSERT_EQ(g.Compute(ours.get()), GGML_STATUS_SUCCESS);
   EXPECT_EQ(Get(cache.k[0]), before);
@@ -170,21 +170,22 @@ TEST(Graphs, GraphIsReused) {
     ggml_tensor* out = ggml_flash_attn_ext(
         g.ctx(), ggml_permute(g.ctx(), q, 0, 2, 1, 3),
         ggml_permute(g.ctx(), CacheView(g, cache.k[0], d.dk, d.n_head_kv, b), 0, 2, 1, 3),
-        ggml_permute(g.ctx(), CacheView(g, cache.v[0], d.dv, d.n_head_kv, b), 0, 2, 1, 3), mask, b.scale,
-        0, 0);
+        ggml_permute(g.ctx(), CacheView(g, cache.v[0], d.dv, d.n_head_kv, b), 0, 2, 1, 3), mask,
+        b.scale, 0, 0);
     g.Add(out);
     for (int token = 0; token < 100; ++token) {
       b = Causal(d, random, 1, token);
-      std::vector<float> k = ToFloat(Get<Half>(cache.k[0])), v = ToFloat(Get<Half>(cache.v[0]));
-      std::copy_n(ToFloat(ToHalf(b.k)).begin(), 128, k.begin() + token * 128);
-      std::copy_n(ToFloat(ToHalf(b.v)).begin(), 128, v.begin() + token * 128);
+      std::vector<Half> k = Get<Half>(cache.k[0]), v = Get<Half>(cache.v[0]);
+      Put(b, b.k, k);
+      Put(b, b.v, v);
       Set(q, b.q);
       Set(k_row, b.k);
       Set(v_row, b.v);
       Set(idx, b.cells);
       Set(mask, b.mask);
       ASSERT_EQ(g.Compute(ours.get()), GGML_STATUS_SUCCESS);
-      ASSERT_LE(Nmse(Get<float>(out), Exact(d, b, k, v)), kExactBound) << type << " token " << token;
+      ASSERT_LE(Nmse(Get<float>(out), Exact(d, b, k, v)), kExactBound)
+          << type << " token " << token;
     }
   }
 }
@@ -215,18 +216,10 @@ TEST(Graphs, EvalCallbackCutsGraphsInPieces) {
             GGML_STATUS_SUCCESS);
   EXPECT_GE(asked, 4);
   EXPECT_EQ(g.BackendOf(fa), ours.get());
-  const std::vector<double> exact = Exact(d, b, [&] {
-    std::vector<float> k(256 * 128);
-    const std::vector<float> rows = ToFloat(ToHalf(b.k));
-    std::copy(rows.begin(), rows.end(), k.begin());
-    return k;
-  }(), [&] {
-    std::vector<float> v(256 * 128);
-    const std::vector<float> rows = ToFloat(ToHalf(b.v));
-    std::copy(rows.begin(), rows.end(), v.begin());
-    return v;
-  }());
-  EXPECT_LE(Nmse(Get<float>(out), exact), kExactBound);
+  std::vector<Half> k(256 * 128), v(256 * 128);
+  Put(b, b.k, k);
+  Put(b, b.v, v);
+  EXPECT_LE(Nmse(Get<float>(out), Exact(d, b, k, v)), kExactBound);
 }
 
 TEST(Graphs, AbortCallbackIsPolled) {
@@ -239,7 +232,8 @@ TEST(Graphs, AbortCallbackIsPolled) {
   Graph g;
   ggml_build_forward_expand(g.get(), SetRows(g, cache.k[0], b, b.k));
   bool stop = true;
-  set(ours.get(), [](void* data) { return *static_cast<bool*>(data); }, &stop);
+  set(
+      ours.get(), [](void* data) { return *static_cast<bool*>(data); }, &stop);
   EXPECT_EQ(g.Compute(ours.get()), GGML_STATUS_ABORTED);
   stop = false;
   EXPECT_EQ(g.Compute(ours.get()), GGML_STATUS_SUCCESS);
@@ -257,7 +251,8 @@ TEST(Graphs, ThreadsDoNotChangeTheAnswer) {
       Random random(Seed(860));
       RunLayer(Way::kDirect, ours.get(), cpu.get(), cache, Causal(d, random, 300, 0));
       RunLayer(Way::kDirect, ours.get(), cpu.get(), cache, Causal(d, random, 33, 300));
-      const std::vector<float> out = RunLayer(Way::kDirect, ours.get(), cpu.get(), cache, Causal(d, random, 1, 333));
+      const std::vector<float> out =
+          RunLayer(Way::kDirect, ours.get(), cpu.get(), cache, Causal(d, random, 1, 333));
       if (one.empty()) one = out;
       EXPECT_LE(Nmse(out, one), 1e-10) << type << ", " << n_threads << " threads";
       if (kManyThreads == 1) break;
@@ -276,11 +271,11 @@ TEST(Graphs, ContextsAtOnceOnTheirOwnThreads) {
       Random random(880 + i);
       for (int at = 0; at < 200; at += 20) {
         const Batch b = Causal(d, random, 20, at);
-        std::vector<float> k = ToFloat(Get<Half>(cache.k[0])), v = ToFloat(Get<Half>(cache.v[0]));
-        const std::vector<float> new_k = ToFloat(ToHalf(b.k)), new_v = ToFloat(ToHalf(b.v));
-        std::copy(new_k.begin(), new_k.end(), k.begin() + at * d.n_embd_k());
-        std::copy(new_v.begin(), new_v.end(), v.begin() + at * d.n_embd_v());
-        EXPECT_LE(Nmse(RunLayer(Way::kDirect, ours.get(), cpu.get(), cache, b), Exact(d, b, k, v)), kExactBound);
+        std::vector<Half> k = Get<Half>(cache.k[0]), v = Get<Half>(cache.v[0]);
+        Put(b, b.k, k);
+        Put(b, b.v, v);
+        EXPECT_LE(Nmse(RunLayer(Way::kDirect, ours.get(), cpu.get(), cache, b), Exact(d, b, k, v)),
+                  kExactBound);
         Stats();
       }
     });

@@ -1,5 +1,5 @@
-// What the store cannot hold: such tensors become plain memory, computed by ggml's own code, with the
-// answers the CPU backend gives.
+// What the store cannot hold: such tensors become plain memory, computed by ggml's own code, with
+// the answers the CPU backend gives.
 #include <functional>
 
 #include "plugins/ggml/test_graph.h"
@@ -73,7 +73,8 @@ TEST(Plain, CacheTypesOtherThanF16) {
       const std::vector<std::uint8_t> k = Get(a.k[0]);
       ggml_backend_buffer_clear(a.buffer.get(), 0);
       const std::vector<std::uint8_t> cleared = Get(a.k[0]);
-      EXPECT_TRUE(std::all_of(cleared.begin(), cleared.end(), [](std::uint8_t x) { return x == 0; }));
+      EXPECT_TRUE(
+          std::all_of(cleared.begin(), cleared.end(), [](std::uint8_t x) { return x == 0; }));
       Set(a.k[0], k);
       EXPECT_EQ(Get(a.k[0]), k);
     }
@@ -83,14 +84,16 @@ TEST(Plain, CacheTypesOtherThanF16) {
 TEST(Plain, QuantisedKShift) {
   const Dims d{.n_head_kv = 2, .n_cells = 256};
   for (Way way : kWays) {
-    Cache a(OurType(), d, GGML_TYPE_Q8_0, GGML_TYPE_Q8_0), c(CpuType(), d, GGML_TYPE_Q8_0, GGML_TYPE_Q8_0);
+    Cache a(OurType(), d, GGML_TYPE_Q8_0, GGML_TYPE_Q8_0),
+        c(CpuType(), d, GGML_TYPE_Q8_0, GGML_TYPE_Q8_0);
     PlayAttention(way, a, c, d, Seed(2));
     const ggml_backend_ptr ours = NewBackend(), cpu = NewCpu();
     ExpectSame(way, ours.get(), cpu.get(), a, c, [&](Graph& g, const Cache& cache) {
-      ggml_tensor* k = ggml_view_3d(g.ctx(), cache.k[0], 64, 2, 256, ggml_row_size(GGML_TYPE_Q8_0, 64),
-                                    cache.k[0]->nb[1], 0);
+      ggml_tensor* k = ggml_view_3d(g.ctx(), cache.k[0], 64, 2, 256,
+                                    ggml_row_size(GGML_TYPE_Q8_0, 64), cache.k[0]->nb[1], 0);
       ggml_tensor* x = ggml_cast(g.ctx(), k, GGML_TYPE_F32);
-      x = ggml_rope_ext(g.ctx(), x, g.Input(GGML_TYPE_I32, {256}, std::vector<std::int32_t>(256, -7)), nullptr,
+      x = ggml_rope_ext(g.ctx(), x,
+                        g.Input(GGML_TYPE_I32, {256}, std::vector<std::int32_t>(256, -7)), nullptr,
                         64, GGML_ROPE_TYPE_NEOX, 2048, 1e4f, 1, 0, 1, 32, 1);
       ggml_build_forward_expand(g.get(), ggml_cpy(g.ctx(), x, k));
       return static_cast<ggml_tensor*>(nullptr);
@@ -114,7 +117,8 @@ TEST(Plain, LatentAttention) {
         ggml_build_forward_expand(g.get(), q);
         Write(g, cache, b);
         ggml_tensor* k = CacheView(g, cache.k[0], 576, 1, b);
-        ggml_tensor* v = ggml_view_4d(g.ctx(), k, 512, 1, b.n_kv, 1, k->nb[1], k->nb[2], k->nb[3], 0);
+        ggml_tensor* v =
+            ggml_view_4d(g.ctx(), k, 512, 1, b.n_kv, 1, k->nb[1], k->nb[2], k->nb[3], 0);
         ggml_tensor* fa = Attend(g, b, q, k, v);
         return way == Way::kSched ? g.OnCpu(fa) : fa;
       });
@@ -123,15 +127,16 @@ TEST(Plain, LatentAttention) {
     const std::vector<std::int32_t> shifts(256, -5);
     ExpectSame(way, ours.get(), cpu.get(), a, c, [&](Graph& g, const Cache& cache) {
       ggml_tensor* k = ggml_view_3d(g.ctx(), cache.k[0], 64, 1, 256, 576 * 2, 576 * 2, 512 * 2);
-      ggml_build_forward_expand(g.get(),
-                                ggml_rope_ext_inplace(g.ctx(), k, g.Input(GGML_TYPE_I32, {256}, shifts), nullptr, 64,
-                                                      GGML_ROPE_TYPE_NORMAL, 2048, 1e4f, 1, 0, 1, 32, 1));
+      ggml_build_forward_expand(
+          g.get(), ggml_rope_ext_inplace(g.ctx(), k, g.Input(GGML_TYPE_I32, {256}, shifts), nullptr,
+                                         64, GGML_ROPE_TYPE_NORMAL, 2048, 1e4f, 1, 0, 1, 32, 1));
       return static_cast<ggml_tensor*>(nullptr);
     });
   }
 }
 
-// Flash attention off: V is stored transposed, element by element, and attention is made of single ops.
+// Flash attention off: V is stored transposed, element by element, and attention is made of single
+// ops.
 TEST(Plain, TransposedV) {
   const Dims d{.n_head_kv = 2, .n_cells = 256, .n_streams = 2};
   for (Way way : kWays) {
@@ -152,16 +157,19 @@ TEST(Plain, TransposedV) {
         ggml_build_forward_expand(g.get(), SetRows(g, cache.k[0], b, b.k));
         std::vector<std::int64_t> idx;
         for (std::int64_t cell : b.cells)
-          for (std::int64_t j = 0; j < 128; ++j) idx.push_back(cell / 256 * 256 * 128 + j * 256 + cell % 256);
+          for (std::int64_t j = 0; j < 128; ++j)
+            idx.push_back(cell / 256 * 256 * 128 + j * 256 + cell % 256);
         const auto n = static_cast<std::int64_t>(idx.size());
         ggml_build_forward_expand(
-            g.get(), ggml_set_rows(x, ggml_reshape_2d(x, cache.v[0], 1, ggml_nelements(cache.v[0])),
-                                   g.Input(GGML_TYPE_F32, {1, n}, b.v), g.Input(GGML_TYPE_I64, {n}, idx)));
+            g.get(),
+            ggml_set_rows(x, ggml_reshape_2d(x, cache.v[0], 1, ggml_nelements(cache.v[0])),
+                          g.Input(GGML_TYPE_F32, {1, n}, b.v), g.Input(GGML_TYPE_I64, {n}, idx)));
         ggml_tensor* k = ggml_permute(x, CacheView(g, cache.k[0], 64, 2, b), 0, 2, 1, 3);
-        ggml_tensor* v = ggml_view_4d(x, cache.v[0], b.n_kv, 2, 64, 1, 256 * 64 * 2, 256 * 2, 256 * 128 * 2,
-                                      256 * 128 * 2);
+        ggml_tensor* v = ggml_view_4d(x, cache.v[0], b.n_kv, 2, 64, 1, 256 * 64 * 2, 256 * 2,
+                                      256 * 128 * 2, 256 * 128 * 2);
         ggml_tensor* kq = ggml_mul_mat(x, k, ggml_permute(x, q, 0, 2, 1, 3));
-        kq = ggml_soft_max_ext(x, kq, g.Input(GGML_TYPE_F16, {b.n_kv, b.n_tok, 1, 1}, b.mask), b.scale, 0);
+        kq = ggml_soft_max_ext(x, kq, g.Input(GGML_TYPE_F16, {b.n_kv, b.n_tok, 1, 1}, b.mask),
+                               b.scale, 0);
         return ggml_cont(x, ggml_mul_mat(x, ggml_permute(x, v, 0, 2, 1, 3), kq));
       });
     }
@@ -169,8 +177,8 @@ TEST(Plain, TransposedV) {
   }
 }
 
-// Flash attention off although V lies as usual (the host's automatic choice, when it fails): rows are
-// kept by the store, exact as long as nobody told it of heads, and read by the CPU.
+// Flash attention off although V lies as usual (the host's automatic choice, when it fails): rows
+// are kept by the store, exact as long as nobody told it of heads, and read by the CPU.
 TEST(Plain, SingleOpsReadTheStore) {
   const Dims d{.n_head_kv = 2, .n_cells = 256};
   Cache a(OurType(), d), c(CpuType(), d);
@@ -188,7 +196,8 @@ TEST(Plain, SingleOpsReadTheStore) {
       ggml_tensor* k = ggml_permute(x, CacheView(g, cache.k[0], 64, 2, b), 0, 2, 1, 3);
       ggml_tensor* v = ggml_permute(x, CacheView(g, cache.v[0], 64, 2, b), 0, 2, 1, 3);
       ggml_tensor* kq = ggml_mul_mat(x, k, ggml_permute(x, q, 0, 2, 1, 3));
-      kq = ggml_soft_max_ext(x, kq, g.Input(GGML_TYPE_F16, {b.n_kv, b.n_tok, 1, 1}, b.mask), b.scale, 0);
+      kq = ggml_soft_max_ext(x, kq, g.Input(GGML_TYPE_F16, {b.n_kv, b.n_tok, 1, 1}, b.mask),
+                             b.scale, 0);
       return ggml_mul_mat(x, ggml_cont(x, ggml_transpose(x, v)), kq);
     });
   }
@@ -212,8 +221,10 @@ TEST(Plain, RowsWrittenInParts) {
     ExpectSame(way, ours.get(), cpu.get(), a, c, [&](Graph& g, const Cache& cache) {
       ggml_tensor* part = ggml_view_2d(g.ctx(), cache.k[0], 32, 512, cache.k[0]->nb[1], 40 * 2);
       ggml_build_forward_expand(
-          g.get(), ggml_set_rows(g.ctx(), part, g.Input(GGML_TYPE_F32, {32, 10}, slices),
-                                 g.Input(GGML_TYPE_I64, {10}, std::vector<std::int64_t>{3, 99, 100, 7, 50, 51, 52, 300, 8, 9})));
+          g.get(),
+          ggml_set_rows(g.ctx(), part, g.Input(GGML_TYPE_F32, {32, 10}, slices),
+                        g.Input(GGML_TYPE_I64, {10},
+                                std::vector<std::int64_t>{3, 99, 100, 7, 50, 51, 52, 300, 8, 9})));
       return static_cast<ggml_tensor*>(nullptr);
     });
     PlayAttention(way, a, c, d, Seed(7));
@@ -230,17 +241,16 @@ TEST(Plain, CodedRowsMoveOutAsTheyRead) {
   EXPECT_GT(Stats()["pages"]["sealed"], 0);
   std::vector<Half> k = Get<Half>(cache.k[0]);
   const std::vector<Half> v = Get<Half>(cache.v[0]);
-  EXPECT_GT(Nmse(ToFloat(v), ToFloat(ToHalf([&] {
-              std::vector<float> all(128 * 256);
-              std::copy(b.v.begin(), b.v.end(), all.begin());
-              return all;
-            }()))),
-            1e-4);
+  std::vector<Half> written(v.size());
+  Put(b, b.v, written);
+  EXPECT_GT(Nmse(ToFloat(v), ToFloat(written)), 1e-4);
   const std::vector<float> part = random.Normals(32);
   Graph g;
   ggml_build_forward_expand(
-      g.get(), ggml_set_rows(g.ctx(), ggml_view_2d(g.ctx(), cache.k[0], 32, 256, cache.k[0]->nb[1], 80),
-                             g.Input(GGML_TYPE_F32, {32, 1}, part), g.Input(GGML_TYPE_I64, {1}, std::vector<std::int64_t>{20})));
+      g.get(),
+      ggml_set_rows(g.ctx(), ggml_view_2d(g.ctx(), cache.k[0], 32, 256, cache.k[0]->nb[1], 80),
+                    g.Input(GGML_TYPE_F32, {32, 1}, part),
+                    g.Input(GGML_TYPE_I64, {1}, std::vector<std::int64_t>{20})));
   ASSERT_EQ(g.Compute(ours.get()), GGML_STATUS_SUCCESS);
   EXPECT_GT(UncompressedBytes(), 0u);
   const std::vector<Half> halves = ToHalf(part);
@@ -248,7 +258,8 @@ TEST(Plain, CodedRowsMoveOutAsTheyRead) {
   EXPECT_EQ(Get<Half>(cache.k[0]), k);
   EXPECT_EQ(Get<Half>(cache.v[0]), v);
   b.cells.clear();
-  EXPECT_LE(Nmse(RunLayer(Way::kDirect, ours.get(), cpu.get(), cache, b), Exact(d, b, ToFloat(k), ToFloat(v))), 1e-5);
+  EXPECT_LE(Nmse(RunLayer(Way::kDirect, ours.get(), cpu.get(), cache, b), Exact(d, b, k, v)),
+            kCpuBound);
 }
 
 // Nothing says that names are unique.
@@ -260,7 +271,8 @@ TEST(Plain, TwoTensorsOfOneName) {
     t[i] = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F16, 128, 256, 1);
     ggml_set_name(t[i], i % 2 ? "cache_v_l0" : "cache_k_l0");
   }
-  const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), OurType()));
+  const ggml_backend_buffer_ptr buffer(
+      ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), OurType()));
   ggml_backend_buffer_clear(buffer.get(), 0);
   Random random(Seed(16));
   std::vector<Half> rows[4];
@@ -273,9 +285,10 @@ TEST(Plain, TwoTensorsOfOneName) {
     Graph g;
     std::vector<std::int64_t> cells(256);
     for (std::size_t c = 0; c < 256; ++c) cells[c] = static_cast<std::int64_t>(c);
-    ggml_build_forward_expand(g.get(), ggml_set_rows(g.ctx(), ggml_reshape_2d(g.ctx(), t[i], 128, 256),
-                                                     g.Input(GGML_TYPE_F16, {128, 256}, rows[i]),
-                                                     g.Input(GGML_TYPE_I64, {256}, cells)));
+    ggml_build_forward_expand(g.get(),
+                              ggml_set_rows(g.ctx(), ggml_reshape_2d(g.ctx(), t[i], 128, 256),
+                                            g.Input(GGML_TYPE_F16, {128, 256}, rows[i]),
+                                            g.Input(GGML_TYPE_I64, {256}, cells)));
     ASSERT_EQ(g.Compute(ours.get()), GGML_STATUS_SUCCESS);
   }
   for (int i = 0; i < 4; ++i) EXPECT_EQ(Get<Half>(t[i]), rows[i]) << i;
@@ -296,8 +309,8 @@ TEST(Plain, OtherOpsOnTheCache) {
     });
     const std::vector<float> all = random.Normals(128 * 256);
     ExpectSame(way, ours.get(), cpu.get(), a, c, [&](Graph& g, const Cache& cache) {
-      ggml_build_forward_expand(
-          g.get(), ggml_cpy(g.ctx(), g.Input(GGML_TYPE_F32, {128, 256}, all), ggml_reshape_2d(g.ctx(), cache.v[0], 128, 256)));
+      ggml_build_forward_expand(g.get(), ggml_cpy(g.ctx(), g.Input(GGML_TYPE_F32, {128, 256}, all),
+                                                  ggml_reshape_2d(g.ctx(), cache.v[0], 128, 256)));
       return ggml_cpy(g.ctx(), ggml_reshape_2d(g.ctx(), cache.k[0], 128, 256),
                       ggml_new_tensor_2d(g.ctx(), GGML_TYPE_F32, 128, 256));
     });
@@ -330,7 +343,8 @@ TEST(Plain, NeighboursOfTheCache) {
     if (!first) r = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, 1000);
     ggml_set_name(k, "cache_k_l0");
     ggml_set_name(v, "cache_v_l0");
-    const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), OurType()));
+    const ggml_backend_buffer_ptr buffer(
+        ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), OurType()));
     ggml_backend_buffer_clear(buffer.get(), 0);
     Random random(Seed(11));
     const std::vector<float> x = random.Normals(1000);
@@ -353,7 +367,8 @@ TEST(Plain, NeighboursOfTheCache) {
   }
 }
 
-// --- recurrent state ---------------------------------------------------------------------------------
+// --- recurrent state
+// ---------------------------------------------------------------------------------
 
 // A buffer of one tensor, as llama_memory_recurrent makes its states.
 struct State {
@@ -377,7 +392,8 @@ TEST(Plain, RecurrentConvState) {
     const ggml_backend_ptr ours = NewBackend(), cpu = NewCpu();
     Random random(Seed(12));
     for (int i = 0; i < 4; ++i) {
-      const std::vector<float> x = random.Normals(5 * kChannels * 2), w = random.Normals(kConv * kChannels);
+      const std::vector<float> x = random.Normals(5 * kChannels * 2),
+                               w = random.Normals(kConv * kChannels);
       std::vector<float> out[2];
       for (int which = 0; which < 2; ++which) {
         Graph g;
@@ -386,19 +402,24 @@ TEST(Plain, RecurrentConvState) {
         // Slot 3 starts anew in the first step; later the view is empty.
         ggml_tensor* zero = ggml_view_1d(ctx, s, i == 0 ? kState : 0, 3 * s->nb[1]);
         ggml_build_forward_expand(g.get(), ggml_scale_inplace(ctx, zero, 0));
-        ggml_tensor* got = ggml_get_rows(ctx, s, g.Input(GGML_TYPE_I32, {2}, std::vector<std::int32_t>{1, 2 + i % 2}));
+        ggml_tensor* got = ggml_get_rows(
+            ctx, s, g.Input(GGML_TYPE_I32, {2}, std::vector<std::int32_t>{1, 2 + i % 2}));
         ggml_build_forward_expand(g.get(), got);
-        ggml_tensor* extra = ggml_get_rows(ctx, s, g.Input(GGML_TYPE_I32, {1}, std::vector<std::int32_t>{3}));
-        ggml_build_forward_expand(g.get(), ggml_cpy(ctx, extra, ggml_view_2d(ctx, s, kState, 1, s->nb[1], 0)));
+        ggml_tensor* extra =
+            ggml_get_rows(ctx, s, g.Input(GGML_TYPE_I32, {1}, std::vector<std::int32_t>{3}));
+        ggml_build_forward_expand(
+            g.get(), ggml_cpy(ctx, extra, ggml_view_2d(ctx, s, kState, 1, s->nb[1], 0)));
         ggml_tensor* conv = ggml_concat(ctx, ggml_reshape_3d(ctx, got, kConv - 1, kChannels, 2),
                                         g.Input(GGML_TYPE_F32, {5, kChannels, 2}, x), 0);
-        ggml_tensor* last = ggml_view_3d(ctx, conv, kConv - 1, kChannels, 2, conv->nb[1], conv->nb[2],
-                                         5 * conv->nb[0]);
-        ggml_build_forward_expand(
-            g.get(), ggml_cpy(ctx, last, ggml_view_1d(ctx, s, kState * 2, s->nb[1])));
-        ggml_tensor* y = ggml_ssm_conv(ctx, conv, g.Input(GGML_TYPE_F32, {kConv, kChannels}, w, true));
+        ggml_tensor* last = ggml_view_3d(ctx, conv, kConv - 1, kChannels, 2, conv->nb[1],
+                                         conv->nb[2], 5 * conv->nb[0]);
+        ggml_build_forward_expand(g.get(),
+                                  ggml_cpy(ctx, last, ggml_view_1d(ctx, s, kState * 2, s->nb[1])));
+        ggml_tensor* y =
+            ggml_ssm_conv(ctx, conv, g.Input(GGML_TYPE_F32, {kConv, kChannels}, w, true));
         g.Add(y);
-        ASSERT_EQ(which == 0 ? g.Compute(way, ours.get(), cpu.get()) : g.Compute(cpu.get()), GGML_STATUS_SUCCESS);
+        ASSERT_EQ(which == 0 ? g.Compute(way, ours.get(), cpu.get()) : g.Compute(cpu.get()),
+                  GGML_STATUS_SUCCESS);
         out[which] = Get<float>(y);
       }
       EXPECT_EQ(out[0], out[1]) << "step " << i;
@@ -418,31 +439,37 @@ TEST(Plain, RecurrentConvState) {
 }
 
 TEST(Plain, RecurrentSsmScan) {
-  constexpr std::int64_t kN = 16, kDim = 8, kHeads = 4, kTok = 5, kSlots = 3, kState = kN * kDim * kHeads;
+  constexpr std::int64_t kN = 16, kDim = 8, kHeads = 4, kTok = 5, kSlots = 3,
+                         kState = kN * kDim * kHeads;
   for (Way way : kWays) {
     SCOPED_TRACE(Name(way));
     State a(OurType(), "cache_s_l0", kState, kSlots), c(CpuType(), "cache_s_l0", kState, kSlots);
     const ggml_backend_ptr ours = NewBackend(), cpu = NewCpu();
     Random random(Seed(13));
     for (int i = 0; i < 3; ++i) {
-      const std::vector<float> x = random.Normals(kDim * kHeads * kTok), dt = random.Normals(kHeads * kTok),
-                               wb = random.Normals(kN * kTok), wc = random.Normals(kN * kTok),
-                               wa(kN * kHeads, -0.5f);
+      const std::vector<float> x = random.Normals(kDim * kHeads * kTok),
+                               dt = random.Normals(kHeads * kTok), wb = random.Normals(kN * kTok),
+                               wc = random.Normals(kN * kTok), wa(kN * kHeads, -0.5f);
       std::vector<float> out[2];
       for (int which = 0; which < 2; ++which) {
         Graph g;
         ggml_context* ctx = g.ctx();
         ggml_tensor* s = (which == 0 ? a : c).t;
-        ggml_tensor* y = ggml_ssm_scan(
-            ctx, ggml_reshape_4d(ctx, s, kN, kDim, kHeads, kSlots), g.Input(GGML_TYPE_F32, {kDim, kHeads, kTok, 1}, x),
-            g.Input(GGML_TYPE_F32, {kHeads, kTok, 1}, dt), g.Input(GGML_TYPE_F32, {kN, kHeads}, wa, true),
-            g.Input(GGML_TYPE_F32, {kN, 1, kTok, 1}, wb), g.Input(GGML_TYPE_F32, {kN, 1, kTok, 1}, wc),
-            g.Input(GGML_TYPE_I32, {1}, std::vector<std::int32_t>{1}), 1);
+        ggml_tensor* y =
+            ggml_ssm_scan(ctx, ggml_reshape_4d(ctx, s, kN, kDim, kHeads, kSlots),
+                          g.Input(GGML_TYPE_F32, {kDim, kHeads, kTok, 1}, x),
+                          g.Input(GGML_TYPE_F32, {kHeads, kTok, 1}, dt),
+                          g.Input(GGML_TYPE_F32, {kN, kHeads}, wa, true),
+                          g.Input(GGML_TYPE_F32, {kN, 1, kTok, 1}, wb),
+                          g.Input(GGML_TYPE_F32, {kN, 1, kTok, 1}, wc),
+                          g.Input(GGML_TYPE_I32, {1}, std::vector<std::int32_t>{1}), 1);
         g.Add(y);
         ggml_build_forward_expand(
-            g.get(), ggml_cpy(ctx, ggml_view_1d(ctx, y, kState, kDim * kHeads * kTok * sizeof(float)),
-                              ggml_view_1d(ctx, s, kState, s->nb[1])));
-        ASSERT_EQ(which == 0 ? g.Compute(way, ours.get(), cpu.get()) : g.Compute(cpu.get()), GGML_STATUS_SUCCESS);
+            g.get(),
+            ggml_cpy(ctx, ggml_view_1d(ctx, y, kState, kDim * kHeads * kTok * sizeof(float)),
+                     ggml_view_1d(ctx, s, kState, s->nb[1])));
+        ASSERT_EQ(which == 0 ? g.Compute(way, ours.get(), cpu.get()) : g.Compute(cpu.get()),
+                  GGML_STATUS_SUCCESS);
         out[which] = Get<float>(y);
       }
       EXPECT_LE(Nmse(out[0], out[1]), kSame);
@@ -452,7 +479,8 @@ TEST(Plain, RecurrentSsmScan) {
   }
 }
 
-// --- weights put upon us -----------------------------------------------------------------------------
+// --- weights put upon us
+// -----------------------------------------------------------------------------
 
 TEST(Plain, ForcedWeights) {
   const ggml_backend_ptr ours = NewBackend(), cpu = NewCpu();
@@ -461,16 +489,20 @@ TEST(Plain, ForcedWeights) {
   for (bool unknown_usage : {false, true}) {
     const ggml_context_ptr ctx = NewContext(8);
     ggml_tensor* t = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, 64, 32);
-    const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), OurType()));
-    if (!unknown_usage) ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    const ggml_backend_buffer_ptr buffer(
+        ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), OurType()));
+    if (!unknown_usage)
+      ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     Set(t, w);
     Graph g, gc;
     ggml_tensor* y = ggml_mul_mat(g.ctx(), t, g.Input(GGML_TYPE_F32, {64, 5}, x));
-    ggml_tensor* rows = ggml_get_rows(g.ctx(), t, g.Input(GGML_TYPE_I32, {3}, std::vector<std::int32_t>{31, 0, 31}));
+    ggml_tensor* rows = ggml_get_rows(
+        g.ctx(), t, g.Input(GGML_TYPE_I32, {3}, std::vector<std::int32_t>{31, 0, 31}));
     g.Add(y);
     g.Add(rows);
     ASSERT_EQ(g.Compute(ours.get(), cpu.get()), GGML_STATUS_SUCCESS);
-    ggml_tensor* yc = ggml_mul_mat(gc.ctx(), gc.Input(GGML_TYPE_F32, {64, 32}, w), gc.Input(GGML_TYPE_F32, {64, 5}, x));
+    ggml_tensor* yc = ggml_mul_mat(gc.ctx(), gc.Input(GGML_TYPE_F32, {64, 32}, w),
+                                   gc.Input(GGML_TYPE_F32, {64, 5}, x));
     gc.Add(yc);
     ASSERT_EQ(gc.Compute(cpu.get()), GGML_STATUS_SUCCESS);
     EXPECT_LE(Nmse(Get<float>(y), Get<float>(yc)), kSame);

@@ -86,7 +86,8 @@ inline ggml_context_ptr NewContext(std::size_t n_tensors = 512) {
   return ggml_context_ptr(ggml_init({n_tensors * ggml_tensor_overhead(), nullptr, true}));
 }
 
-// --- numbers -----------------------------------------------------------------------------------------
+// --- numbers
+// -----------------------------------------------------------------------------------------
 
 using Half = ggml_fp16_t;
 
@@ -156,19 +157,21 @@ void Set(ggml_tensor* t, const std::vector<T>& x) {
   ggml_backend_tensor_set(t, x.data(), 0, ggml_nbytes(t));
 }
 
-// --- bounds ---------------------------------------------------------------------------------------
+// --- bounds
+// ---------------------------------------------------------------------------------------
 
 inline const char* const kTypes[] = {"f16", "k8v8", "k4v4"};
 
-// Our answer against attention in double over the rows the cache says it holds. In f16 that is single
-// precision; coded rows read back are rounded to f16 (relative error 2^-12 rms: 6e-8), and q and p
-// are rounded to 15 bits on the way.
+// Our answer against attention in double over the rows the cache says it holds. In f16 that is
+// single precision; coded rows read back are rounded to f16 (relative error 2^-12 rms: 6e-8), and q
+// and p are rounded to 15 bits on the way.
 inline constexpr double kExactBound = 1e-6;
-// ggml's CPU code rounds q and, for less than a tile of queries, every partial sum of V to f16: it is
-// off by 6e-7 at 33 cells and 1.2e-5 at 500 by itself.
+// ggml's CPU code rounds q and, for less than a tile of queries, every partial sum of V to f16: it
+// is off by 6e-7 at 33 cells and 1.2e-5 at 500 by itself.
 inline constexpr double kCpuBound = 3e-5;
 
-// --- the host's cache --------------------------------------------------------------------------------
+// --- the host's cache
+// --------------------------------------------------------------------------------
 
 struct Dims {
   std::int64_t dk = 64, dv = 64, n_head_kv = 2, n_cells = 512, n_streams = 1;
@@ -210,7 +213,8 @@ struct Cache {
   }
 };
 
-// --- graphs ------------------------------------------------------------------------------------------
+// --- graphs
+// ------------------------------------------------------------------------------------------
 
 enum class Way {
   kDirect,  // the graph goes to one backend, results lie in its buffers
@@ -240,7 +244,8 @@ class Graph {
   // x times a weight of ones: a node the scheduler gives to the CPU, as it does the projections
   // around attention.
   ggml_tensor* OnCpu(ggml_tensor* x) {
-    return ggml_mul(ctx(), x, Input(GGML_TYPE_F32, {x->ne[0]}, std::vector<float>(x->ne[0], 1), true));
+    return ggml_mul(ctx(), x,
+                    Input(GGML_TYPE_F32, {x->ne[0]}, std::vector<float>(x->ne[0], 1), true));
   }
 
   void Add(ggml_tensor* t) {
@@ -282,7 +287,8 @@ class Graph {
   ggml_backend_sched_ptr sched_;
 };
 
-// --- a micro-batch -----------------------------------------------------------------------------------
+// --- a micro-batch
+// -----------------------------------------------------------------------------------
 
 struct Batch {
   // Rows to write: row i goes to cells[i] = stream * n_cells + cell.
@@ -293,8 +299,8 @@ struct Batch {
 
   // Attention of n_tok queries in each of ns streams from s0 on.
   std::int64_t n_head = 0, n_tok = 0, s0 = 0, ns = 1, n_kv = 0;
-  std::vector<float> q;     // [ns][n_tok][n_head][dk]
-  std::vector<Half> mask;   // [ns][n_tok][n_kv]
+  std::vector<float> q;    // [ns][n_tok][n_head][dk]
+  std::vector<Half> mask;  // [ns][n_tok][n_kv]
   std::vector<float> sinks;
   float scale = 0, max_bias = 0, softcap = 0;
 };
@@ -312,12 +318,23 @@ inline Batch Causal(const Dims& d, Random& random, int n_tok, int first_cell,
   b.v = random.Normals(b.cells.size() * static_cast<std::size_t>(d.n_embd_v()));
   b.q = random.Normals(static_cast<std::size_t>(n_tok * b.n_head * d.dk));
   b.mask.assign(static_cast<std::size_t>(n_tok * b.n_kv), ggml_fp32_to_fp16(-INFINITY));
-  for (int t = 0; t < n_tok; ++t) std::fill_n(b.mask.begin() + t * b.n_kv, first_cell + t + 1, Half{0});
+  for (int t = 0; t < n_tok; ++t)
+    std::fill_n(b.mask.begin() + t * b.n_kv, first_cell + t + 1, Half{0});
   return b;
 }
 
+// What a cache holds once a batch's rows of one side are in it.
+inline void Put(const Batch& b, const std::vector<float>& rows, std::vector<Half>& all) {
+  const std::vector<Half> halves = ToHalf(rows);
+  const auto n_embd = static_cast<std::int64_t>(rows.size() / b.cells.size());
+  for (std::size_t i = 0; i < b.cells.size(); ++i)
+    std::copy_n(halves.begin() + static_cast<std::int64_t>(i) * n_embd, n_embd,
+                all.begin() + b.cells[i] * n_embd);
+}
+
 // llama_kv_cache::cpy_k
-inline ggml_tensor* SetRows(Graph& g, ggml_tensor* cache, const Batch& b, const std::vector<float>& x) {
+inline ggml_tensor* SetRows(Graph& g, ggml_tensor* cache, const Batch& b,
+                            const std::vector<float>& x) {
   const std::int64_t n_embd = cache->ne[0], n = static_cast<std::int64_t>(b.cells.size());
   const std::int64_t stride = n_embd + b.row_pad;
   std::vector<float> padded(static_cast<std::size_t>(stride * n), NAN);
@@ -326,18 +343,19 @@ inline ggml_tensor* SetRows(Graph& g, ggml_tensor* cache, const Batch& b, const 
   ggml_tensor* rows = b.rows_f16 ? g.Input(GGML_TYPE_F16, {stride, n}, ToHalf(padded))
                                  : g.Input(GGML_TYPE_F32, {stride, n}, padded);
   rows = ggml_view_2d(g.ctx(), rows, n_embd, n, rows->nb[1], 0);
-  ggml_tensor* idx =
-      b.idx32 ? g.Input(GGML_TYPE_I32, {n}, std::vector<std::int32_t>(b.cells.begin(), b.cells.end()))
-              : g.Input(GGML_TYPE_I64, {n}, b.cells);
-  if (cache->ne[2] > 1) cache = ggml_reshape_2d(g.ctx(), cache, n_embd, cache->ne[1] * cache->ne[2]);
+  ggml_tensor* idx = b.idx32 ? g.Input(GGML_TYPE_I32, {n},
+                                       std::vector<std::int32_t>(b.cells.begin(), b.cells.end()))
+                             : g.Input(GGML_TYPE_I64, {n}, b.cells);
+  if (cache->ne[2] > 1)
+    cache = ggml_reshape_2d(g.ctx(), cache, n_embd, cache->ne[1] * cache->ne[2]);
   return ggml_set_rows(g.ctx(), cache, rows, idx);
 }
 
 // llama_kv_cache::get_k
 inline ggml_tensor* CacheView(Graph& g, ggml_tensor* t, std::int64_t dim, std::int64_t n_head_kv,
                               const Batch& b) {
-  return ggml_view_4d(g.ctx(), t, dim, n_head_kv, b.n_kv, b.ns, ggml_row_size(t->type, dim), t->nb[1],
-                      t->nb[2], t->nb[2] * static_cast<std::size_t>(b.s0));
+  return ggml_view_4d(g.ctx(), t, dim, n_head_kv, b.n_kv, b.ns, ggml_row_size(t->type, dim),
+                      t->nb[1], t->nb[2], t->nb[2] * static_cast<std::size_t>(b.s0));
 }
 
 inline ggml_tensor* Queries(Graph& g, const Batch& b, std::int64_t dk) {
@@ -345,14 +363,14 @@ inline ggml_tensor* Queries(Graph& g, const Batch& b, std::int64_t dk) {
 }
 
 // llm_graph_context::build_attn_mha
-inline ggml_tensor* Attend(Graph& g, const Batch& b, ggml_tensor* q, ggml_tensor* k, ggml_tensor* v) {
+inline ggml_tensor* Attend(Graph& g, const Batch& b, ggml_tensor* q, ggml_tensor* k,
+                           ggml_tensor* v) {
   ggml_context* ctx = g.ctx();
   ggml_tensor* mask =
       b.mask.empty() ? nullptr : g.Input(GGML_TYPE_F16, {b.n_kv, b.n_tok, 1, b.ns}, b.mask);
-  ggml_tensor* out = ggml_flash_attn_ext(ctx, ggml_permute(ctx, q, 0, 2, 1, 3),
-                                         ggml_permute(ctx, k, 0, 2, 1, 3),
-                                         ggml_permute(ctx, v, 0, 2, 1, 3), mask, b.scale, b.max_bias,
-                                         b.softcap);
+  ggml_tensor* out =
+      ggml_flash_attn_ext(ctx, ggml_permute(ctx, q, 0, 2, 1, 3), ggml_permute(ctx, k, 0, 2, 1, 3),
+                          ggml_permute(ctx, v, 0, 2, 1, 3), mask, b.scale, b.max_bias, b.softcap);
   if (!b.sinks.empty())
     ggml_flash_attn_ext_add_sinks(out, g.Input(GGML_TYPE_F32, {b.n_head}, b.sinks, true));
   ggml_prec_set_acc(out, GGML_PREC_F32);
@@ -360,11 +378,12 @@ inline ggml_tensor* Attend(Graph& g, const Batch& b, ggml_tensor* q, ggml_tensor
 }
 
 // One layer's part of a host's graph: write, then attend.
-inline std::vector<float> RunLayer(Way way, ggml_backend_t ours, ggml_backend_t cpu, const Cache& cache,
-                              const Batch& b, int il = 0) {
+inline std::vector<float> RunLayer(Way way, ggml_backend_t ours, ggml_backend_t cpu,
+                                   const Cache& cache, const Batch& b, int il = 0) {
   Graph g;
   const Dims& d = cache.dims;
-  ggml_tensor *k = cache.k[static_cast<std::size_t>(il)], *v = cache.v[static_cast<std::size_t>(il)];
+  ggml_tensor *k = cache.k[static_cast<std::size_t>(il)],
+              *v = cache.v[static_cast<std::size_t>(il)];
   ggml_tensor* q = nullptr;
   if (b.n_tok > 0) {
     q = Queries(g, b, d.dk);
@@ -377,7 +396,8 @@ inline std::vector<float> RunLayer(Way way, ggml_backend_t ours, ggml_backend_t 
   }
   ggml_tensor *fa = nullptr, *out = nullptr;
   if (b.n_tok > 0) {
-    fa = Attend(g, b, q, CacheView(g, k, d.dk, d.n_head_kv, b), CacheView(g, v, d.dv, d.n_head_kv, b));
+    fa = Attend(g, b, q, CacheView(g, k, d.dk, d.n_head_kv, b),
+                CacheView(g, v, d.dv, d.n_head_kv, b));
     out = way == Way::kSched ? g.OnCpu(fa) : fa;
     g.Add(out);
   }
@@ -404,8 +424,9 @@ inline std::vector<double> Exact(const Dims& d, const Batch& b, const std::vecto
         const float* q = b.q.data() + (token * b.n_head + h) * d.dk;
         const double hd = static_cast<double>(h);
         const double slope = b.max_bias == 0 ? 1.0
-                             : hd < log2 ? std::exp2(-b.max_bias / log2 * (hd + 1))
-                                         : std::exp2(-b.max_bias / 2 / log2 * (2 * (hd - log2) + 1));
+                             : hd < log2
+                                 ? std::exp2(-b.max_bias / log2 * (hd + 1))
+                                 : std::exp2(-b.max_bias / 2 / log2 * (2 * (hd - log2) + 1));
         open.clear();
         double max = b.sinks.empty() ? -INFINITY : b.sinks[static_cast<std::size_t>(h)];
         for (std::int64_t c = 0; c < b.n_kv; ++c) {
@@ -434,6 +455,11 @@ inline std::vector<double> Exact(const Dims& d, const Batch& b, const std::vecto
         for (std::int64_t i = 0; i < d.dv; ++i) o[i] /= sum;
       }
   return out;
+}
+
+inline std::vector<double> Exact(const Dims& d, const Batch& b, const std::vector<Half>& k,
+                                 const std::vector<Half>& v) {
+  return Exact(d, b, ToFloat(k), ToFloat(v));
 }
 
 }  // namespace kvtamp::ggml_plugin::test

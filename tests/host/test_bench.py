@@ -1,4 +1,5 @@
-"""llama-bench: runs on our device, also at a depth, where it saves and restores the sequence."""
+"""llama-bench, also at a depth, where it saves and restores the sequence; llama-batched-bench, where
+sequences share a prompt, which is copied from stream to stream."""
 
 import json
 
@@ -30,4 +31,16 @@ def test_at_a_depth(programs, tmp_path):
     stats = json.loads(stats.read_text())
     assert stats["cells_used"] == 256 + 64
     assert stats["pages"]["sealed"] > 0
+    assert stats["fallback_ops"] == []
+
+
+def test_a_prompt_for_two_sequences(programs, tmp_path):
+    stats = tmp_path / "stats.json"
+    result = programs.run("llama-batched-bench", "-c", 1024, "-npp", 128, "-ntg", 8, "-npl", "1,2", "-pps",
+                          "--output-format", "jsonl", cache=DEFAULT, KVTAMP_STATS=stats)
+    rows = [json.loads(line) for line in result.out.splitlines() if line.startswith("{")]
+    assert [(row["pl"], row["n_kv"]) for row in rows] == [(1, 128 + 8), (2, 2 * (128 + 8))]
+    assert all(row["speed"] > 0 for row in rows)
+    stats = json.loads(stats.read_text())
+    assert stats["cells_used"] == 2 * (128 + 8)
     assert stats["fallback_ops"] == []

@@ -118,8 +118,8 @@ Result<RunPlan> PlanRun(const std::string& plugin, const std::vector<std::string
     if (words.HasFlag(wish.flags) || words.HasFlag(wish.off)) continue;
     if (getenv(wish.env)) continue;
     // The host's other spelling: LLAMA_ARG_NO_MMPROJ_OFFLOAD.
-    std::string no = wish.env;
-    no.insert(std::string_view("LLAMA_ARG_").size(), "NO_");
+    std::string no = "LLAMA_ARG_NO_";
+    no += std::string_view(wish.env).substr(std::string_view("LLAMA_ARG_").size());
     if (!wish.off.empty() && getenv(no)) continue;
     plan.set.emplace_back(wish.env, wish.value);
   }

@@ -1,0 +1,136 @@
+// Folding: a float vector times a page's scales, as integers of 15 bits and one step. Per-target
+// header.
+//
+// A folded vector takes 16 bytes for every 4 elements x0 ... x3:
+//   avx512_vnni  x = 256 h + l: h0 ... h3, l0 ... l3, 8 bytes unused. K: signed (codes are the
+//                unsigned side of the instruction); V: unsigned
+//   scalar       int32 each
+//   others       (x0, x2), (x1, x3) as pairs of int16, 8 bytes unused: even and odd bytes of a lane
+//                of codes, widened, meet their factors in one multiply-add of pairs
+#if defined(KVTAMP_ATTENTION_FOLD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVTAMP_ATTENTION_FOLD_INL_H_
+#undef KVTAMP_ATTENTION_FOLD_INL_H_
+#else
+#define KVTAMP_ATTENTION_FOLD_INL_H_
+#endif
+
+#include "attention/grid-inl.h"
+#include "attention/unit.h"
+#include "hwy/highway.h"
+
+// Highway's AVX3_DL asks for this feature when it looks at the processor, but not of the compiler.
+#undef KVTAMP_BEFORE_VNNI
+#if HWY_TARGET == HWY_AVX3_DL
+#define KVTAMP_BEFORE_VNNI() \
+  HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512vnni") static_assert(true, "")
+#else
+#define KVTAMP_BEFORE_VNNI() HWY_BEFORE_NAMESPACE()
+#endif
+
+KVTAMP_BEFORE_VNNI();
+namespace kvtamp::attention {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// K: 255 * 14592 * 576 < 2^31. V: 127 * 32767 * 128 < 2^31, and a signed 16-bit factor holds it.
+inline constexpr float kMaxFoldedK = 14592.0f;
+inline constexpr float kMaxFoldedV = 32767.0f;
+
+HWY_INLINE constexpr std::size_t FoldedBytes(std::size_t n) { return 4 * n; }
+
+// Bytes of V's codes for 16 channels of a page.
+HWY_INLINE std::size_t BlockBytes(codec::Coding coding, std::uint32_t rows) {
+  return std::size_t{rows} * (coding == codec::Coding::kVInt8 ? 16 : 8);
+}
+
+// Blocks of 16 channels that VDots may do at once.
+inline constexpr std::uint32_t kBlocksAtOnce = 2;
+
+// To the nearest integer. Highway's own also mends values beyond int32, which there are none of
+// here.
+template <class D>
+HWY_INLINE hn::Vec<hn::RebindToSigned<D>> ToInt(D, hn::Vec<D> x) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  return hn::Vec<hn::RebindToSigned<D>>{_mm512_cvtps_epi32(x.raw)};
+#else
+  return hn::NearestInt(x);
+#endif
+}
+
+template <bool kSigned>
+HWY_INLINE void StoreFolded(hn::Vec<hn::ScalableTag<std::int32_t>> x, std::size_t i,
+                            std::uint8_t* out) {
+  const hn::ScalableTag<std::int32_t> di;
+  auto* to = reinterpret_cast<std::int32_t*>(out) + i;
+#if HWY_TARGET == HWY_AVX3_DL
+  const __m512i split = _mm512_broadcast_i32x4(
+      _mm_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1));
+  __m512i y = x.raw;
+  if (kSigned) {  // l is to be the signed low byte, and h what then is left
+    y = _mm512_shuffle_epi8(_mm512_add_epi32(y, _mm512_set1_epi32(128)), split);
+    y = _mm512_xor_si512(
+        y, _mm512_broadcast_i32x4(_mm_setr_epi32(0, static_cast<int>(0x80808080), 0, 0)));
+  } else {
+    y = _mm512_shuffle_epi8(y, split);
+  }
+  hn::Store(hn::Vec<decltype(di)>{y}, di, to);
+#elif HWY_TARGET == HWY_SCALAR
+  hn::Store(x, di, to);
+#else
+  const auto low = hn::And(x, hn::Set(di, 0xFFFF));
+  hn::Store(hn::Or(low, hn::ShiftLeft<16>(hn::Shuffle1032(x))), di, to);
+#endif
+}
+
+// For each head: a[h][i] * b[i], i < n (a multiple of 16), as integers of at most `limit` in
+// magnitude; the vector is step[h] times those. For K also dot[h] = a[h] . centre and the sum of
+// the integers.
+template <int kHeads, bool kIsK>
+HWY_INLINE void Fold(const float* const* a, const float* b, const float* centre, std::size_t n,
+                     std::uint8_t* const* out, float* step, float* dot, std::int32_t* sum) {
+  const hn::ScalableTag<float> d;
+  const hn::ScalableTag<std::int32_t> di;
+  const std::size_t lanes = hn::Lanes(d);
+  const float limit = kIsK ? kMaxFoldedK : kMaxFoldedV;
+  hn::Vec<decltype(d)> max[kHeads], dots[kHeads];
+  for (int h = 0; h < kHeads; ++h) max[h] = dots[h] = hn::Zero(d);
+  for (std::size_t i = 0; i < n; i += lanes) {
+    const auto scale = hn::Load(d, b + i);
+    const auto mid = kIsK ? hn::Load(d, centre + i) : scale;
+    for (int h = 0; h < kHeads; ++h) {
+      const auto x = hn::Load(d, a[h] + i);
+      const auto y = hn::Mul(x, scale);
+      max[h] = hn::Max(max[h], kIsK ? hn::Abs(y) : y);
+      if (kIsK) dots[h] = hn::MulAdd(x, mid, dots[h]);
+    }
+  }
+  float top[4];
+  Reduce4<kHeads>(d, MaxOp(), max, top);
+  if (kIsK) Reduce4<kHeads>(d, SumOp(), dots, dot);
+  hn::Vec<decltype(d)> inverse[kHeads];
+  for (int h = 0; h < kHeads; ++h) {
+    // Below this the reciprocal would not be finite; nothing so small can matter.
+    const bool some = top[h] > 1e-30f;
+    inverse[h] = hn::Set(d, some ? limit / top[h] : 0.0f);
+    step[h] = some ? top[h] * (1.0f / limit) : 0.0f;
+  }
+  hn::Vec<decltype(di)> sums[kHeads];
+  for (int h = 0; h < kHeads; ++h) sums[h] = hn::Zero(di);
+  for (std::size_t i = 0; i < n; i += lanes) {
+    const auto scale = hn::Load(d, b + i);
+    for (int h = 0; h < kHeads; ++h) {
+      // Two roundings on every instruction set: the integers must not depend on it.
+      const auto x = ToInt(d, hn::Mul(hn::Mul(hn::Load(d, a[h] + i), scale), inverse[h]));
+      if (kIsK) sums[h] = hn::Add(sums[h], x);
+      StoreFolded<kIsK>(x, i, out[h]);
+    }
+  }
+  if (kIsK) Reduce4<kHeads>(di, SumOp(), sums, sum);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvtamp::attention
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target guard
