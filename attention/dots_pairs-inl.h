@@ -31,6 +31,7 @@ using DU16Of = hn::Repartition<std::uint16_t, D32>;
 template <class D32>
 struct PairSum {
   hn::Vec<D32> a, b;
+  HWY_INLINE PairSum() {}  // an implicit one would lack the target's attributes
   HWY_INLINE void Clear(D32 d) { a = b = hn::Zero(d); }
   HWY_INLINE void Add(D32 d, hn::Vec<DU16Of<D32>> x, std::int32_t pair) {
     const D16Of<D32> d16;

@@ -7,6 +7,7 @@
 #define KVTAMP_ATTENTION_F16_INL_H_
 #endif
 
+#include "attention/grid-inl.h"
 #include "attention/softmax-inl.h"
 #include "attention/unit.h"
 #include "hwy/cache_control.h"
@@ -49,7 +50,9 @@ HWY_INLINE void F16ScoreRows(const half_t* k, std::size_t stride, std::uint32_t 
     }
   }
   for (int h = 0; h < kHeads; ++h) {
-    for (int i = 0; i < kRows; ++i) out[h][t + i] = hn::GetLane(hn::SumOfLanes(d, acc[h][i]));
+    float sum[4];
+    Reduce4<kRows>(d, SumOp(), acc[h], sum);
+    for (int i = 0; i < kRows; ++i) out[h][t + i] = sum[i];
   }
 }
 

@@ -23,7 +23,7 @@ Table MakeKScales(int bits) {
 
 Table MakeKMinFactors() {
   return MakeTable([](int byte) {
-    const int z = static_cast<std::int8_t>(byte);
+    const auto z = static_cast<std::int8_t>(byte);
     return 24.5 / 64 * std::sinh(z / 24.5) - 0.5;
   });
 }

@@ -5,10 +5,9 @@
 //
 // K, per channel (kKInt8, kKInt4), asymmetric, x = mean + min + scale * code:
 //   u8  scale[dim]              index k: scale = 2^(k/16 - 6 - bits)
-//   i8  min[dim]                index z: min = MinFactor(z) * scale * 2^bits; the grid is that of
-//   the
-//                               middle of the codes (min + scale * 2^(bits-1)), fine around the
-//                               mean and coarser away from it, and z = 0 puts a code on the mean
+//   i8  min[dim]                index z: min = MinFactor(z) * scale * 2^bits. The grid is that of
+//                               the middle of the codes (min + scale * 2^(bits-1)): fine around
+//                               the mean, coarser away from it, and z = 0 puts a code on the mean
 //   group of 4 channels g = 0 … dim/4-1, each one plane (so that later each group can have its own
 //   width as a sum of planes):
 //     8 bits: rows*4 bytes, byte t*4 + j                 = code of token t, channel 4g+j

@@ -81,10 +81,10 @@ class Reader {
   const std::uint8_t* next_;
 };
 
-using Codes = std::vector<std::vector<int>>;
+using Codes = std::vector<std::vector<float>>;
 
 Codes ReadK(Coding coding, const PageShape& shape, const std::uint8_t* codes) {
-  Codes out(shape.rows, std::vector<int>(shape.dim));
+  Codes out(shape.rows, std::vector<float>(shape.dim));
   Reader in(codes);
   for (std::uint32_t c = 0; c < shape.dim; c += 4) {
     if (coding == Coding::kKInt8) {
@@ -109,7 +109,7 @@ Codes ReadK(Coding coding, const PageShape& shape, const std::uint8_t* codes) {
 
 Codes ReadV(Coding coding, const PageShape& shape, const std::uint8_t* codes) {
   const std::uint32_t padded = (shape.dim + 15) / 16 * 16;
-  Codes out(shape.rows, std::vector<int>(padded));
+  Codes out(shape.rows, std::vector<float>(padded));
   Reader in(codes);
   const std::uint32_t step = coding == Coding::kVInt8 ? 4 : 8;
   for (std::uint32_t c0 = 0; c0 < padded; c0 += 16) {
@@ -118,7 +118,7 @@ Codes ReadV(Coding coding, const PageShape& shape, const std::uint8_t* codes) {
         for (std::uint32_t t = t0; t < t0 + 4; ++t) {
           const std::uint8_t byte = in.Byte();
           if (coding == Coding::kVInt8) {
-            out[t][c] = static_cast<std::int8_t>(byte);
+            out[t][c] = static_cast<float>(static_cast<std::int8_t>(byte));
           } else {
             out[t][c] = kLm4Levels[byte % 16];
             out[t + 4][c] = kLm4Levels[byte / 16];
@@ -152,7 +152,7 @@ TEST(DecodeK, FollowsTheDrawingAtEverySize) {
             const float scale = KScale(coding, page[c]);
             const float min = KMinFactor(static_cast<std::int8_t>(page[dim + c])) * scale *
                               (coding == Coding::kKInt8 ? 256.0f : 16.0f);
-            ASSERT_EQ(out[c], mean[c] + (min + scale * static_cast<float>(codes[t][c])))
+            ASSERT_EQ(out[c], mean[c] + (min + scale * codes[t][c]))
                 << rows << " x " << dim << ", token " << t << ", channel " << c;
           }
         }
@@ -175,7 +175,7 @@ TEST(DecodeV, FollowsTheDrawingAtEverySize) {
           DecodeRowV(coding, shape, page.data(), false, t, out.data());
           for (std::uint32_t c = 0; c < dim; ++c) {
             const float scale = VScale(page[c / shape.group * rows + t]);
-            ASSERT_EQ(out[c], scale * static_cast<float>(levels[t][c]))
+            ASSERT_EQ(out[c], scale * levels[t][c])
                 << rows << " x " << dim << ", token " << t << ", channel " << c;
           }
           DecodeRowV(coding, shape, page.data(), true, t, rotated.data());

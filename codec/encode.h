@@ -54,7 +54,7 @@ inline constexpr float kKIndexSlack = 0.03f;
 inline constexpr int kVCandidates = 16;  // scale indices top, top - 1, … with top = covering + 1
 
 // For kVLm4: cost[u][j] is twice the squared error of a magnitude u/2, in units of the covering
-// scale's levels, under candidate j. Small enough for sums over a whole head in 16 bits.
+// scale's levels, under candidate j: the least sum over a whole head fits 16 bits.
 struct VCosts {
   alignas(64) std::uint16_t cost[256][kVCandidates];
 };

@@ -204,7 +204,6 @@ HWY_INLINE void SearchLm4(VBlock& b, const float* x, std::uint32_t n, std::uint8
 
 HWY_INLINE VV Int8Error(const float* x, std::uint32_t n, VV scale) {
   const DV d;
-  const DVI di;
   const VV inverse = hn::Div(hn::Set(d, 1.0f), scale), most = hn::Set(d, 127.0f);
   VV sum = hn::Zero(d);
   for (std::uint32_t c = 0; c < n; ++c) {

@@ -128,6 +128,11 @@ struct Parsed {
   bool wider = false;
 };
 
+bool ParseLevels(Words& words, Parsed& p) {
+  p.format.levels = words.Eat("int") ? Levels::kInt : Levels::kLm;
+  return p.format.levels == Levels::kInt || words.Eat("lm");
+}
+
 bool ParseBits(Words& words, Parsed& p) {
   std::uint32_t bits = 0, fraction = 0;
   if (!words.EatNumber(1, 8, bits)) return false;
@@ -157,17 +162,8 @@ bool ParseGrammar(std::string_view text, Parsed& p) {
   if (text == "f16") return true;
   Words words(text);
   const bool fp8 = words.Eat("fp8_e4m3") || words.Eat("fp8_e5m2");
-  if (fp8) {
-    p.wider = true;
-  } else if (words.Eat("int")) {
-    p.format.levels = Levels::kInt;
-  } else if (words.Eat("lm")) {
-    p.format.levels = Levels::kLm;
-  } else if (words.Eat("tcq")) {
-    p.wider = true;
-  } else {
-    return false;
-  }
+  p.wider = fp8 || words.Eat("tcq");
+  if (!p.wider && !ParseLevels(words, p)) return false;
   if (!fp8 && !ParseBits(words, p)) return false;
   std::uint32_t group = 0;
   if (!fp8 && words.Eat("_g")) {

@@ -5,8 +5,8 @@
 //
 // `_pc` per channel and `_pt` per token, always inside one page of one head; `lm` = Lloyd-Max
 // levels of a Gaussian; `+had` = block-diagonal Hadamard over the head before coding; `+mean` = the
-// head's mean key is taken off before coding (softmax does not see it). ParseFormat(FormatName(f))
-// == f.
+// head's mean key is taken off before coding (softmax does not see it).
+// ParseFormat(FormatName(f)) == f for every f with a layout.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct Format {
   Levels levels = Levels::kF16;
   std::uint8_t bits = 16;
   Axis axis = Axis::kToken;
-  // Elements sharing one scale. Per channel: 0 = the page. Per token: 0 = chosen by ResolveGroup.
+  // Elements sharing one scale. Per channel: 0 = the page. Per token: 0 = chosen by Resolve.
   std::uint16_t group = 0;
   bool sym = false;
   bool hadamard = false;
@@ -45,12 +45,12 @@ struct Pair {
 // The numbers go to disk: never renumber.
 enum class Coding : std::uint8_t { kF16 = 0, kKInt8 = 1, kKInt4 = 2, kVInt8 = 3, kVLm4 = 4 };
 
-// Full descriptor, e.g. "int4_pc+mean". Errors name the nearest known name.
+// Full descriptor, e.g. "int4_pc+mean". An unknown word is an error that names the nearest known
+// one; a format without a layout on this side, and a type of the host's, is kUnsupported.
 Result<Format> ParseFormat(std::string_view text, Side side);
 std::string FormatName(const Format& format);
 
-// "k4v4", "k8v8", "k8v4", "f16", "auto" (= the default, k4v4), or "int8" (= k8v8), or a full
-// descriptor valid on both sides.
+// A short name, "k=… v=…", or a full descriptor valid on both sides.
 Result<Pair> ParsePair(std::string_view text);
 // The shortest name that parses to `pair`: a short name where there is one, else "k=… v=…".
 std::string PairName(const Pair& pair);

@@ -1,5 +1,6 @@
 #include "control/settings.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,8 +30,7 @@ constexpr Option kOptions[] = {
      "first tokens of a sequence kept in f16 for ever, 0 to 64"},
     {"cache.residual_length", "", "", Kind::kInteger, "N", "64",
      "newest tokens kept in f16, 0 to 65536; a true window, not a buffer that is flushed whole"},
-    {"cache.page_size", "", "", Kind::kInteger, "N", "64",
-     "tokens of one page: 16, 32, 64 or 128"},
+    {"cache.page_size", "", "", Kind::kInteger, "N", "64", "tokens of one page: 16, 32, 64 or 128"},
     {"cache.skip_layers", "", "", Kind::kIntegers, "LIST", "",
      "layers that use cache.skip_type instead, e.g. 0,3,28-29"},
     {"cache.skip_type", "", "", Kind::kString, "TYPE", "int8",
@@ -48,9 +48,10 @@ constexpr const char* kOtherVariables[] = {
     "KVTAMP_PLUGIN",     // the command: which libggml-kvtamp.so
     "KVTAMP_LLAMA_DIR",  // the build: the user's own llama.cpp
     "KVTAMP_LLAMA_LIB_DIR",
+    "KVTAMP_SKIP_DEPS",  // the build: install no packages
 };
 
-std::string Quoted(std::string_view text) { return "\"" + std::string(text) + "\""; }
+std::string Quoted(std::string_view text) { return fmt::format("\"{}\"", text); }
 
 std::string Suggestion(std::string_view word, std::span<const std::string> names) {
   const std::string near = NearestName(word, names);
@@ -60,7 +61,8 @@ std::string Suggestion(std::string_view word, std::span<const std::string> names
 // Restricted Damerau-Levenshtein distance, case ignored, '-' and '.' the same as '_'.
 std::size_t Distance(std::string_view a, std::string_view b) {
   const auto fold = [](char c) {
-    return c == '-' || c == '.' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return c == '-' || c == '.' ? '_'
+                                : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   };
   const std::size_t n = b.size() + 1;
   std::vector<std::size_t> before(n), last(n), row(n);
@@ -83,7 +85,8 @@ std::size_t Distance(std::string_view a, std::string_view b) {
 Result<std::uint32_t> ParseInteger(std::string_view text, std::uint32_t low, std::uint32_t high) {
   std::uint32_t n = 0;
   const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), n);
-  if (text.empty() || ec != std::errc() || end != text.data() + text.size() || n < low || n > high) {
+  if (text.empty() || ec != std::errc() || end != text.data() + text.size() || n < low ||
+      n > high) {
     return Status::Invalid("must be a whole number from " + std::to_string(low) + " to " +
                            std::to_string(high));
   }
@@ -113,15 +116,15 @@ Result<std::vector<std::uint32_t>> ParseLayers(std::string_view text) {
   return layers;
 }
 
-// One side's own key. A short name counts when it names no side by itself ("int8", "f16"); "k8v4" does
-// and belongs into cache.type.
+// One side's own key. A short name counts when it names no side by itself ("int8", "f16"); "k8v4"
+// does and belongs into cache.type.
 Result<codec::Format> ParseSide(std::string_view text, codec::Side side) {
   Result<codec::Format> format = codec::ParseFormat(text, side);
   if (format.ok()) return format;
   const Result<codec::Pair> pair = codec::ParsePair(text);
   if (!pair.ok()) return format;
-  const bool names_sides = text.size() > 1 && text[0] == 'k' &&
-                           std::isdigit(static_cast<unsigned char>(text[1])) != 0;
+  const bool names_sides =
+      text.size() > 1 && text[0] == 'k' && std::isdigit(static_cast<unsigned char>(text[1])) != 0;
   if (names_sides) {
     return Status::Invalid(Quoted(text) + " sets both sides: give it to cache.type");
   }
@@ -225,9 +228,9 @@ class Loader {
       const std::string path = prefix + std::string(key.str());
       const std::string where = file + ":" + std::to_string(key.source().begin.line);
       if (const toml::table* inner = node.as_table()) {
-        const bool known = std::any_of(std::begin(kOptions), std::end(kOptions), [&](const Option& o) {
-          return std::string_view(o.path).starts_with(path + ".");
-        });
+        const bool known = std::any_of(
+            std::begin(kOptions), std::end(kOptions),
+            [&](const Option& o) { return std::string_view(o.path).starts_with(path + "."); });
         if (!known) return UnknownKey(path, where);
         if (Status status = AddTable(*inner, path + ".", file); !status.ok()) return status;
         continue;
@@ -260,7 +263,8 @@ class Loader {
         for (const toml::node& item : *array) {
           const auto n = item.value_exact<std::int64_t>();
           if (!n) return std::nullopt;
-          text += (text.empty() ? "" : ",") + std::to_string(*n);
+          if (!text.empty()) text += ',';
+          text += std::to_string(*n);
         }
         return text;
       }
@@ -283,7 +287,8 @@ class Loader {
       const codec::Side side = path.back() == 'k' ? codec::Side::kK : codec::Side::kV;
       const auto format = ParseSide(text, side);
       if (!format.ok()) return format.status();
-      if (s.values[0].source > value.source) return Status::Ok();  // cache.type, given more strongly
+      if (s.values[0].source > value.source)
+        return Status::Ok();  // cache.type, given more strongly
       (side == codec::Side::kK ? s.type.k : s.type.v) = format.value();
       return Status::Ok();
     }
@@ -352,10 +357,14 @@ class Loader {
 
 const char* SourceName(Source source) {
   switch (source) {
-    case Source::kDefault: return "default";
-    case Source::kFile: return "file";
-    case Source::kEnv: return "env";
-    case Source::kFlag: return "flag";
+    case Source::kDefault:
+      return "default";
+    case Source::kFile:
+      return "file";
+    case Source::kEnv:
+      return "env";
+    case Source::kFlag:
+      return "flag";
   }
   return "";
 }
@@ -372,7 +381,8 @@ const Option* FindOption(std::string_view path) {
 
 std::string FlagName(std::string_view path) {
   std::string name = "--" + std::string(path);
-  std::replace_if(name.begin(), name.end(), [](char c) { return c == '.' || c == '_'; }, '-');
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c == '.' || c == '_'; }, '-');
   return name;
 }
 

@@ -1,8 +1,8 @@
 // Every setting there is, in one table, and where each value came from.
 //
 // One rule makes the three forms of a name: `cache.type_k` in the TOML file is the flag
-// `--cache-type-k` and the variable KVTAMP_CACHE_TYPE_K. A stronger source wins: flag > environment >
-// file > default. An unknown key, variable or value is an error that names its nearest neighbour,
+// `--cache-type-k` and the variable KVTAMP_CACHE_TYPE_K. A stronger source wins: flag > environment
+// > file > default. An unknown key, variable or value is an error that names its nearest neighbour,
 // never ignored. Nothing here prints; reading the environment happens in LoadSettings() alone.
 #pragma once
 
@@ -40,32 +40,33 @@ const Option* FindOption(std::string_view path);  // null when there is none
 std::string FlagName(std::string_view path);  // "--cache-type-k"
 std::string EnvName(std::string_view path);   // "KVTAMP_CACHE_TYPE_K"
 
-// Variables called KVTAMP_… that are not settings (KVTAMP_CONFIG names the file, others steer tools).
+// Variables called KVTAMP_… that are not settings (KVTAMP_CONFIG names the file, others steer
+// tools).
 std::span<const char* const> OtherVariables();
 
 // One value in force.
 struct Value {
   const Option* option = nullptr;
-  std::string text;                   // as given
+  std::string text;  // as given
   Source source = Source::kDefault;
-  std::string where;                  // "--cache-type-k", "KVTAMP_CACHE_TYPE_K", "FILE:12", ""
+  std::string where;  // "--cache-type-k", "KVTAMP_CACHE_TYPE_K", "FILE:12", ""
 };
 
 struct Settings {
-  // From cache.type, .type_k, .type_v: for each side the stronger source wins; the side's own key wins
-  // within one source. "auto" of a side's own key leaves it to cache.type.
+  // From cache.type, .type_k, .type_v: for each side the stronger source wins; the side's own key
+  // wins within one source. "auto" of a side's own key leaves it to cache.type.
   codec::Pair type;
-  std::uint32_t n_sink = 0;           // 0 … 64
-  std::uint32_t residual_length = 0;  // 0 … 65536 newest tokens kept in f16: a true window
-  std::uint32_t page_size = 0;        // 16, 32, 64, 128
+  std::uint32_t n_sink = 0;                // 0 … 64
+  std::uint32_t residual_length = 0;       // 0 … 65536 newest tokens kept in f16: a true window
+  std::uint32_t page_size = 0;             // 16, 32, 64, 128
   std::vector<std::uint32_t> skip_layers;  // ascending, each once
-  codec::Pair skip_type;              // what those layers use instead of `type`
+  codec::Pair skip_type;                   // what those layers use instead of `type`
   LogLevel log_level = LogLevel::kWarn;
-  std::string cpu;                    // for cpu::ForceIsa; "auto" = the best
-  std::string stats;                  // file for the summary at exit; empty = none
+  std::string cpu;    // for cpu::ForceIsa; "auto" = the best
+  std::string stats;  // file for the summary at exit; empty = none
 
-  std::string config_file;            // the file that was read; empty = none
-  std::vector<Value> values;          // one for each of Options(), in its order
+  std::string config_file;    // the file that was read; empty = none
+  std::vector<Value> values;  // one for each of Options(), in its order
 
   // What layer `il` uses.
   const codec::Pair& TypeOfLayer(std::uint32_t il) const;
@@ -78,7 +79,8 @@ struct Override {
   std::string flag;
 };
 using Overrides = std::vector<Override>;
-using Environment = std::vector<std::pair<std::string, std::string>>;  // only KVTAMP_… are looked at
+using Environment =
+    std::vector<std::pair<std::string, std::string>>;  // only KVTAMP_… are looked at
 Environment ProcessEnvironment();
 
 // `file`: a TOML file; when empty, KVTAMP_CONFIG of `env` names it; when that is empty too, none.

@@ -27,13 +27,15 @@ class TempFile {
   std::string path_;
 };
 
-Settings Load(const Overrides& flags = {}, const Environment& env = {}, const std::string& file = {}) {
+Settings Load(const Overrides& flags = {}, const Environment& env = {},
+              const std::string& file = {}) {
   Result<Settings> s = LoadSettings(flags, env, file);
   EXPECT_TRUE(s.ok()) << s.status().message();
   return s.ok() ? s.value() : Settings{};
 }
 
-std::string Error(const Overrides& flags, const Environment& env = {}, const std::string& file = {}) {
+std::string Error(const Overrides& flags, const Environment& env = {},
+                  const std::string& file = {}) {
   const Result<Settings> s = LoadSettings(flags, env, file);
   EXPECT_FALSE(s.ok());
   return s.status().message();
@@ -49,10 +51,12 @@ const Value& ValueOf(const Settings& s, std::string_view path) {
 
 // A value that is valid and not the default, for every row of the table.
 const std::pair<const char*, const char*> kSamples[] = {
-    {"cache.type", "f16"},         {"cache.type_k", "f16"},  {"cache.type_v", "f16"},
-    {"cache.n_sink", "7"},         {"cache.page_size", "32"}, {"cache.residual_length", "96"},
-    {"cache.skip_layers", "1,3"},  {"cache.skip_type", "f16"}, {"log.level", "info"},
-    {"cpu", "scalar"},             {"stats", "/tmp/x.json"}};
+    {"cache.type", "f16"},        {"cache.type_k", "f16"},
+    {"cache.type_v", "f16"},      {"cache.n_sink", "7"},
+    {"cache.page_size", "32"},    {"cache.residual_length", "96"},
+    {"cache.skip_layers", "1,3"}, {"cache.skip_type", "f16"},
+    {"log.level", "info"},        {"cpu", "scalar"},
+    {"stats", "/tmp/x.json"}};
 
 std::string Toml(const Option& option, const std::string& text) {
   const std::string path = option.path;
@@ -132,8 +136,9 @@ TEST(Settings, Defaults) {
 
 TEST(Settings, FlagBeatsEnvironmentBeatsFile) {
   const TempFile file("[cache]\nn_sink = 1\npage_size = 16\nresidual_length = 8\n");
-  const Settings s = Load({{"cache.n_sink", "3", ""}},
-                          {{"KVTAMP_CACHE_N_SINK", "2"}, {"KVTAMP_CACHE_PAGE_SIZE", "32"}}, file.path());
+  const Settings s =
+      Load({{"cache.n_sink", "3", ""}},
+           {{"KVTAMP_CACHE_N_SINK", "2"}, {"KVTAMP_CACHE_PAGE_SIZE", "32"}}, file.path());
   EXPECT_EQ(s.n_sink, 3u);
   EXPECT_EQ(s.page_size, 32u);
   EXPECT_EQ(s.residual_length, 8u);
@@ -188,7 +193,8 @@ TEST(Settings, EmptyVariableIsUnset) {
 }
 
 TEST(Settings, TwoSpellingsMustAgree) {
-  EXPECT_EQ(Load({}, {{"KVTAMP_LOG", "info"}, {"KVTAMP_LOG_LEVEL", "info"}}).log_level, LogLevel::kInfo);
+  EXPECT_EQ(Load({}, {{"KVTAMP_LOG", "info"}, {"KVTAMP_LOG_LEVEL", "info"}}).log_level,
+            LogLevel::kInfo);
   Error({}, {{"KVTAMP_LOG", "info"}, {"KVTAMP_LOG_LEVEL", "warn"}});
 }
 
@@ -199,7 +205,8 @@ TEST(SettingsErrors, UnknownNamesGetTheNearest) {
 
   const TempFile file("[cache]\npage-size = 16\n");
   error = Error({}, {}, file.path());
-  EXPECT_NE(error.find(file.path() + ":2: unknown key cache.page-size"), std::string::npos) << error;
+  EXPECT_NE(error.find(file.path() + ":2: unknown key cache.page-size"), std::string::npos)
+      << error;
   EXPECT_NE(error.find("did you mean cache.page_size?"), std::string::npos) << error;
 
   const TempFile table("[cahce]\ntype = \"f16\"\n");

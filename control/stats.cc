@@ -10,8 +10,9 @@ namespace {
 using nlohmann::ordered_json;
 
 double Bits(std::uint64_t stored, std::uint64_t logical) {
-  return logical == 0 || stored == 0 ? 0.0
-                                     : 16.0 * static_cast<double>(stored) / static_cast<double>(logical);
+  return logical == 0 || stored == 0
+             ? 0.0
+             : 16.0 * static_cast<double>(stored) / static_cast<double>(logical);
 }
 
 ordered_json LayerJson(const LayerStats& layer) {
@@ -41,8 +42,9 @@ double Snapshot::bits_per_element_k() const { return Bits(stored_bytes_k, logica
 double Snapshot::bits_per_element_v() const { return Bits(stored_bytes_v, logical_bytes_v); }
 
 double Snapshot::compression_factor() const {
-  return stored_bytes() == 0 ? 0.0
-                             : static_cast<double>(logical_bytes()) / static_cast<double>(stored_bytes());
+  return stored_bytes() == 0
+             ? 0.0
+             : static_cast<double>(logical_bytes()) / static_cast<double>(stored_bytes());
 }
 
 std::string BytesText(std::uint64_t bytes) {
@@ -74,9 +76,9 @@ std::string StatsJson(const Snapshot& s) {
   j["logical_bytes_by_tensor"] = {{"k", s.logical_bytes_k}, {"v", s.logical_bytes_v}};
   j["stored_bytes"] = s.stored_bytes();
   j["stored_bytes_by_tensor"] = {{"k", s.stored_bytes_k}, {"v", s.stored_bytes_v}};
-  j["resident_bytes"] = {{"coded", s.resident.coded},     {"scales", s.resident.scales},
-                         {"index", s.resident.index},     {"open", s.resident.open},
-                         {"slack", s.resident.slack},     {"scratch", s.resident.scratch}};
+  j["resident_bytes"] = {{"coded", s.resident.coded}, {"scales", s.resident.scales},
+                         {"index", s.resident.index}, {"open", s.resident.open},
+                         {"slack", s.resident.slack}, {"scratch", s.resident.scratch}};
   j["resident_total_bytes"] = s.resident.total();
   j["resident_peak_bytes"] = s.resident_peak_bytes;
   j["uncompressed_bytes"] = s.uncompressed_bytes;
@@ -101,28 +103,27 @@ std::string StatsJson(const Snapshot& s) {
 }
 
 std::string StatsText(const Snapshot& s) {
-  if (s.rows_written_total == 0 && s.uncompressed_bytes == 0) {
-    return fmt::format("kvtamp: device {} was given nothing to keep", s.device);
+  std::string text = fmt::format("kvtamp: {} ({})", s.device, s.type);
+  if (s.logical_bytes() > 0) {
+    text += fmt::format(
+        ": {} tokens written, {} cells in use; {} as f16, {} as kept: {:.2f}x smaller (K {:.2f}, "
+        "V {:.2f} bits per element, all overhead counted); resident {} (coded {}, scales {}, index "
+        "{}, open {}, slack {}, scratch {}), peak {}; pages: {} open, {} settled, {} sealed",
+        s.rows_written_total, s.cells_used, BytesText(s.logical_bytes()),
+        BytesText(s.stored_bytes()), s.compression_factor(), s.bits_per_element_k(),
+        s.bits_per_element_v(), BytesText(s.resident.total()), BytesText(s.resident.coded),
+        BytesText(s.resident.scales), BytesText(s.resident.index), BytesText(s.resident.open),
+        BytesText(s.resident.slack), BytesText(s.resident.scratch),
+        BytesText(s.resident_peak_bytes), s.pages.open, s.pages.settled, s.pages.sealed);
+    if (s.rows_dead > 0) text += fmt::format("; {} dead rows", s.rows_dead);
+  } else {
+    text += ": nothing compressed";
   }
-  std::string text = fmt::format(
-      "kvtamp: {} ({}): {} tokens written, {} cells in use; {} logical -> {} stored = {:.2f}x smaller "
-      "(K {:.2f}, V {:.2f} bits per element, all overhead counted)",
-      s.device, s.type, s.rows_written_total, s.cells_used, BytesText(s.logical_bytes()),
-      BytesText(s.stored_bytes()), s.compression_factor(), s.bits_per_element_k(),
-      s.bits_per_element_v());
-  text += fmt::format(
-      "; resident {} (coded {}, scales {}, index {}, open {}, slack {}, scratch {}; peak {})",
-      BytesText(s.resident.total()), BytesText(s.resident.coded), BytesText(s.resident.scales),
-      BytesText(s.resident.index), BytesText(s.resident.open), BytesText(s.resident.slack),
-      BytesText(s.resident.scratch), BytesText(s.resident_peak_bytes));
-  text += fmt::format("; pages: {} open, {} settled, {} sealed", s.pages.open, s.pages.settled,
-                      s.pages.sealed);
-  if (s.rows_dead > 0) text += fmt::format("; {} dead rows", s.rows_dead);
   if (s.uncompressed_bytes > 0) {
     text += fmt::format("; NOT compressed: {}", BytesText(s.uncompressed_bytes));
   }
   for (const FallbackOp& op : s.fallback_ops) {
-    text += fmt::format("; {} x{} by the host's code ({})", op.op, op.count, op.reason);
+    text += fmt::format("; {} ({}x) by the host's own code: {}", op.op, op.count, op.reason);
   }
   for (const std::string& warning : s.warnings) text += "; warning: " + warning;
   return text;

@@ -1,6 +1,6 @@
-// A snapshot of the cache: what it holds, in which form, at what cost. The plug-in fills one on demand
-// and at exit; the printers here turn it into JSON and into words. Names are those of the metrics
-// without `kvtamp_` and `cache_`. A plain value: no locks, no ownership, no host types.
+// A snapshot of the cache: what it holds, in which form, at what cost. The plug-in fills one on
+// demand and at exit; the printers here turn it into JSON and into words. Names are those of the
+// metrics without `kvtamp_` and `cache_`. A plain value: no locks, no ownership, no host types.
 #pragma once
 
 #include <cstdint>
@@ -71,7 +71,7 @@ struct Snapshot {
   // How much. Sums over all caches, layers, heads and streams.
   std::uint64_t logical_bytes_k = 0;  // what f16 would need for the same cells
   std::uint64_t logical_bytes_v = 0;
-  std::uint64_t stored_bytes_k = 0;   // bytes kept for them, all overhead counted
+  std::uint64_t stored_bytes_k = 0;  // bytes kept for them, all overhead counted
   std::uint64_t stored_bytes_v = 0;
   ResidentBytes resident;
   std::uint64_t resident_peak_bytes = 0;
@@ -79,8 +79,9 @@ struct Snapshot {
   PageCounts pages;
   std::uint64_t cells_used = 0;  // over all streams of the largest cache
   std::uint64_t cells_capacity = 0;
-  std::uint64_t rows_written_total = 0;  // token rows taken from the host: once per cell, not per layer
-  std::uint64_t rows_dead = 0;           // of those, overwritten or cleared and still taking room
+  std::uint64_t rows_written_total =
+      0;                        // token rows taken from the host: once per cell, not per layer
+  std::uint64_t rows_dead = 0;  // of those, overwritten or cleared and still taking room
 
   std::vector<CacheStats> caches;  // may be empty
   std::vector<FallbackOp> fallback_ops;
@@ -88,7 +89,8 @@ struct Snapshot {
 
   std::uint64_t logical_bytes() const { return logical_bytes_k + logical_bytes_v; }
   std::uint64_t stored_bytes() const { return stored_bytes_k + stored_bytes_v; }
-  // Stored bits over elements, overhead counted; 0 when nothing is stored. An f16 element is 16 bits.
+  // Stored bits over elements, overhead counted; 0 when nothing is stored. An f16 element is 16
+  // bits.
   double bits_per_element_k() const;
   double bits_per_element_v() const;
   // logical over stored; 0 when nothing is stored.

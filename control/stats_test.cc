@@ -30,7 +30,8 @@ Snapshot Sample() {
   s.cells_capacity = 4096;
   s.rows_written_total = 2050;
   s.rows_dead = 2;
-  s.caches = {{"kv", 2048, 4096, 1, {{0, 3, 64, 64, "int4_pc+mean", "lm4_g64_pt+had", 32000, 8500}}}};
+  s.caches = {
+      {"kv", 2048, 4096, 1, {{0, 3, 64, 64, "int4_pc+mean", "lm4_g64_pt+had", 32000, 8500}}}};
   s.fallback_ops = {{"ROPE", "K-shift", 3}};
   s.warnings = {"flash attention is off"};
   return s;
@@ -74,15 +75,15 @@ TEST(Stats, BrokenUtf8IsNoError) {
 
 TEST(Stats, TextSaysWhatMatters) {
   const std::string text = StatsText(Sample());
-  for (const char* part : {"k4v4", "3.76x", "31.2 KiB", "4.50", "4.00", "30 sealed", "ROPE x3", "2 dead rows",
-                           "flash attention is off"}) {
+  for (const char* part : {"k4v4", "3.76x smaller", "31.2 KiB", "4.50", "4.00", "30 sealed",
+                           "ROPE (3x)", "2 dead rows", "flash attention is off"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
   }
   EXPECT_EQ(text.find('\n'), std::string::npos);
   Snapshot plain = Sample();
   plain.uncompressed_bytes = 1 << 20;
   EXPECT_NE(StatsText(plain).find("NOT compressed: 1.0 MiB"), std::string::npos);
-  EXPECT_NE(StatsText({}).find("nothing"), std::string::npos);
+  EXPECT_NE(StatsText({}).find("nothing compressed"), std::string::npos);
 }
 
 TEST(Stats, BytesText) {

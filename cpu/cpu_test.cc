@@ -26,11 +26,10 @@ INSTANTIATE_TEST_SUITE_P(Isa, EveryIsa, testing::ValuesIn(AvailableIsas()),
 TEST(Cpu, BestIsActiveUnlessForced) {
   const std::vector<std::string> isas = AvailableIsas();
   ASSERT_FALSE(isas.empty());
-  EXPECT_EQ(isas.back(), "scalar");
   EXPECT_EQ(ActiveIsa(), isas.front());
   // Dispatch tables are initialised by now, and must still follow.
-  ASSERT_TRUE(ForceIsa("scalar").ok());
-  EXPECT_EQ(ActiveIsa(), "scalar");
+  ASSERT_TRUE(ForceIsa(isas.back()).ok());
+  EXPECT_EQ(ActiveIsa(), isas.back());
   EXPECT_EQ(AvailableIsas(), isas);
   ASSERT_TRUE(ForceIsa("auto").ok());
   EXPECT_EQ(ActiveIsa(), isas.front());

@@ -20,6 +20,21 @@ namespace {
 
 const std::uint8_t* Bytes(const void* p) { return static_cast<const std::uint8_t*>(p); }
 
+// Zeroing gives whole pages back to the system instead of touching them.
+void FillPlain(std::uint8_t* p, std::uint8_t value, std::size_t size) {
+  const std::size_t os_page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<std::uintptr_t>(p), end = begin + size;
+  const auto first = (begin + os_page - 1) / os_page * os_page, last = end / os_page * os_page;
+  if (value != 0 || first >= last) {
+    std::memset(p, value, size);
+    return;
+  }
+  std::memset(p, 0, first - begin);
+  if (madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED) != 0)
+    std::memset(reinterpret_cast<void*>(first), 0, last - first);
+  std::memset(reinterpret_cast<void*>(last), 0, end - last);
+}
+
 // "cache_k_l12" -> 12; false for anything else, including the host's views of it.
 bool ParseKvName(std::string_view name, Side& side, std::uint32_t& layer) {
   if (name.starts_with("cache_k_l")) {
@@ -233,6 +248,12 @@ void Buffer::Set(const void* address, const void* data, std::size_t size) {
   if (IsStored(t)) {
     Patch(*t, address, Bytes(data), 0, size);
     MarkRestored(*t, address, size);
+    // Nobody attends these rows now, so a large state need not lie here in f16 until someone does.
+    SerialExecutor executor;
+    Status s = layer(*t).in_store && size >= t->row_bytes() * CurrentSettings()->page_size
+                   ? cache_->Maintain(t->layer, executor)
+                   : Status::Ok();
+    if (!s.ok()) Log(LogLevel::kWarn, s.message() + ": a restored state stays uncompressed for now");
   } else if (Commit(address, size)) {
     std::memcpy(const_cast<void*>(address), data, size);
   }

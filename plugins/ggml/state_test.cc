@@ -61,6 +61,21 @@ bool AllZero(const std::vector<std::uint8_t>& x) {
 }
 
 // --- reading and writing
+// What coding rows once costs at most, as NMSE. A long run of rows set from outside, as a restored
+// state is, may be coded at once.
+double CodingError(const std::string& type) {
+  return type == "f16" ? 0 : type == "k8v8" ? 1e-4 : 2e-2;
+}
+
+double ByteNmse(const std::vector<std::uint8_t>& x, const std::vector<std::uint8_t>& truth) {
+  auto floats = [](const std::vector<std::uint8_t>& bytes) {
+    std::vector<Half> halves(bytes.size() / 2);
+    std::memcpy(halves.data(), bytes.data(), bytes.size());
+    return ToFloat(halves);
+  };
+  return Nmse(floats(x), floats(truth));
+}
+
 // -----------------------------------------------------------------------------
 
 TEST(State, AnyRangeOfAnyViewReadsAsTheWhole) {
@@ -141,26 +156,33 @@ TEST(State, SavedAndRestoredElsewhere) {
     ggml_backend_tensor_set(to_k, k.data() + 120 * k_row, 400 * k_row, 80 * k_row);
     ggml_backend_tensor_set(to_v, v.data(), 210 * v_row, 120 * v_row);
     ggml_backend_tensor_set(to_v, v.data() + 120 * v_row, 400 * v_row, 80 * v_row);
-    std::vector<std::uint8_t> back(200 * v_row);
-    ggml_backend_tensor_get(to_v, back.data(), 210 * v_row, 120 * v_row);
-    ggml_backend_tensor_get(to_v, back.data() + 120 * v_row, 400 * v_row, 80 * v_row);
-    EXPECT_EQ(back, v) << type;
+    std::vector<std::uint8_t> k_back(200 * k_row), v_back(200 * v_row);
+    ggml_backend_tensor_get(to_k, k_back.data(), 210 * k_row, 120 * k_row);
+    ggml_backend_tensor_get(to_k, k_back.data() + 120 * k_row, 400 * k_row, 80 * k_row);
+    ggml_backend_tensor_get(to_v, v_back.data(), 210 * v_row, 120 * v_row);
+    ggml_backend_tensor_get(to_v, v_back.data() + 120 * v_row, 400 * v_row, 80 * v_row);
 
-    // The same question to both gives the same answer.
+    // The same question to both gives the same answer, but for what coding again costs.
+    const double again = CodingError(type);
+    EXPECT_LE(ByteNmse(k_back, k), again) << type;
+    EXPECT_LE(ByteNmse(v_back, v), again) << type;
+    EXPECT_EQ(Slice(k_back, 0, 4 * k_row), Slice(k, 0, 4 * k_row)) << "its first tokens, " << type;
+    EXPECT_EQ(Slice(v_back, 0, 4 * v_row), Slice(v, 0, 4 * v_row)) << "its first tokens, " << type;
     ask.s0 = 1;
     std::fill(ask.mask.begin(), ask.mask.end(), ggml_fp32_to_fp16(-INFINITY));
     std::fill_n(ask.mask.begin() + 210, 120, Half{0});
     std::fill_n(ask.mask.begin() + 400, 80, Half{0});
+    const std::vector<double> exact =
+        Exact(f.cache.dims, ask, Get<Half>(f.cache.k[0]), Get<Half>(f.cache.v[0]));
     const std::vector<float> after =
         RunLayer(Way::kDirect, f.ours.get(), f.cpu.get(), f.cache, ask);
-    EXPECT_LE(Nmse(after, before), 1e-6) << type;
-    // Restored rows are coded in their turn.
+    EXPECT_LE(Nmse(after, exact), kExactBound) << type;
+    EXPECT_LE(Nmse(after, before), 1e-6 + 2 * again) << type;
+    // Restored rows are coded in their turn, at the latest when the next token comes.
     f.Fill(1, 200, 10);
-    if (std::string(type) != "f16") {
-      std::vector<std::uint8_t> later(200 * k_row);
-      ggml_backend_tensor_get(to_k, later.data(), 210 * k_row, 120 * k_row);
-      EXPECT_NE(Slice(later, 0, 120 * k_row), Slice(k, 0, 120 * k_row)) << type;
-    }
+    std::vector<std::uint8_t> later(120 * k_row);
+    ggml_backend_tensor_get(to_k, later.data(), 210 * k_row, 120 * k_row);
+    EXPECT_EQ(later == Slice(k, 0, 120 * k_row), again == 0) << type;
     EXPECT_EQ(UncompressedBytes(), 0u);
   }
 }
@@ -260,14 +282,14 @@ TEST(State, CopiesToAndFromPlainTensors) {
       ggml_backend_tensor_copy(f.cache.k_stream[0][0], t);
       EXPECT_EQ(Get(t), k0);
       ggml_backend_tensor_copy(t, f.cache.k_stream[0][1]);
-      EXPECT_EQ(Get(f.cache.k_stream[0][1]), k0);
+      EXPECT_LE(ByteNmse(Get(f.cache.k_stream[0][1]), k0), CodingError(type)) << type;
       ggml_backend_tensor_set(f.cache.k_stream[0][1], k1.data(), 0, k1.size());
-      EXPECT_EQ(Get(f.cache.k_stream[0][1]), k1);
+      EXPECT_LE(ByteNmse(Get(f.cache.k_stream[0][1]), k1), CodingError(type)) << type;
     }
     // To another cache of ours.
     Cache other(OurType(), f.cache.dims);
-    ggml_backend_tensor_copy(f.cache.k_stream[0][1], other.k_stream[0][0]);
-    EXPECT_EQ(Get(other.k_stream[0][0]), k1);
+    ggml_backend_tensor_copy(f.cache.k_stream[0][0], other.k_stream[0][0]);
+    EXPECT_EQ(Get(other.k_stream[0][0]), k0);
     EXPECT_TRUE(AllZero(Get(other.k_stream[0][1])));
   }
 }

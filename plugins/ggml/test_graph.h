@@ -162,9 +162,10 @@ void Set(ggml_tensor* t, const std::vector<T>& x) {
 
 inline const char* const kTypes[] = {"f16", "k8v8", "k4v4"};
 
-// Our answer against attention in double over the rows the cache says it holds. In f16 that is
-// single precision; coded rows read back are rounded to f16 (relative error 2^-12 rms: 6e-8), and q
-// and p are rounded to 15 bits on the way.
+// Our answer against attention in double over the rows the cache says it holds: f16 rows are
+// attended in single precision; coded rows read back are rounded to f16 (relative error 2^-12 rms:
+// 6e-8), and queries and probabilities are rounded to 15 bits on the way.
+inline constexpr double kF16Bound = 1e-10;
 inline constexpr double kExactBound = 1e-6;
 // ggml's CPU code rounds q and, for less than a tile of queries, every partial sum of V to f16: it
 // is off by 6e-7 at 33 cells and 1.2e-5 at 500 by itself.

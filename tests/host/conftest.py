@@ -20,7 +20,6 @@ def pytest_addoption(parser):
                     help="where llama-server and the like are (else what scripts/fetch built)")
 
 
-
 def fetched(name):
     """The path of what scripts/fetch has fetched, or None."""
     answer = subprocess.run([ROOT / "scripts" / "fetch", "--cached", name], capture_output=True,

@@ -11,8 +11,8 @@ namespace {
 
 // llama.cpp's short flags of more than one letter; CLI11 knows one letter only.
 constexpr std::pair<const char*, const char*> kShort[] = {
-    {"-ctk", "--cache-type-k"}, {"--ctk", "--cache-type-k"}, {"-ctv", "--cache-type-v"},
-    {"--ctv", "--cache-type-v"}, {"-ub", "--ubatch-size"},   {"-fa", "--flash-attn"}};
+    {"-ctk", "--cache-type-k"},  {"--ctk", "--cache-type-k"}, {"-ctv", "--cache-type-v"},
+    {"--ctv", "--cache-type-v"}, {"-ub", "--ubatch-size"},    {"-fa", "--flash-attn"}};
 
 std::vector<std::string> FlagNames(const CLI::App& app) {
   std::vector<std::string> names;
@@ -58,9 +58,10 @@ std::optional<int> Parse(CLI::App& app, const Args& args) {
     const std::string extra = app.remaining().empty() ? "" : app.remaining().front();
     const std::string near = control::NearestName(extra.substr(0, extra.find('=')), FlagNames(app));
     const char* what = extra.starts_with("-") ? "unknown option" : "unexpected argument";
-    return Fail(command.c_str(),
-                fmt::format("{} {}{}", what, extra, near.empty() ? "" : "; did you mean " + near + "?"),
-                kBadUsage);
+    return Fail(
+        command.c_str(),
+        fmt::format("{} {}{}", what, extra, near.empty() ? "" : "; did you mean " + near + "?"),
+        kBadUsage);
   } catch (const CLI::ParseError& error) {
     return Fail(command.c_str(), OneLine(error.what()), kBadUsage);
   }
@@ -95,7 +96,7 @@ control::Overrides SettingFlags::overrides() const {
   for (const auto& slot : slots_) {
     if (slot->flag->count() == 0) continue;
     const std::string path = slot->option->path;
-    const std::string flag = path == "cache.type"          ? "--cache"
+    const std::string flag = path == "cache.type"             ? "--cache"
                              : *slot->option->short_flag != 0 ? slot->option->short_flag
                                                               : control::FlagName(path);
     overrides.push_back({path, slot->text, flag});
@@ -125,11 +126,13 @@ void SettingFlags::Export(const control::Settings& settings) const {
     ::setenv(control::EnvName(path).c_str(), value.text.c_str(), 1);
   }
   if (types) {
-    // As resolved: which of the three wins depends on where each was given, and an environment cannot
-    // tell that on.
+    // As resolved: which of the three wins depends on where each was given, and an environment
+    // cannot tell that on.
     ::unsetenv(control::EnvName("cache.type").c_str());
-    ::setenv(control::EnvName("cache.type_k").c_str(), codec::FormatName(settings.type.k).c_str(), 1);
-    ::setenv(control::EnvName("cache.type_v").c_str(), codec::FormatName(settings.type.v).c_str(), 1);
+    ::setenv(control::EnvName("cache.type_k").c_str(), codec::FormatName(settings.type.k).c_str(),
+             1);
+    ::setenv(control::EnvName("cache.type_v").c_str(), codec::FormatName(settings.type.v).c_str(),
+             1);
   }
 }
 

@@ -1,5 +1,5 @@
-// Command lines: CLI11 plus what it lacks (llama.cpp's "-ctk" style, one-line errors with the nearest
-// name, the settings table as flags).
+// Command lines: CLI11 plus what it lacks (llama.cpp's "-ctk" style, one-line errors with the
+// nearest name, the settings table as flags).
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -15,8 +15,8 @@ namespace kvtamp::tool {
 // "-ctk X" -> "--cache-type-k X" and so on, so that CLI11 can read llama.cpp's short flags.
 Args LongFlags(const Args& args);
 
-// Adds `-h`/`--help` and parses. Returns an exit code when the command is to end here (help was printed,
-// or one line of error), nothing when it may go on.
+// Adds `-h`/`--help` and parses. Returns an exit code when the command is to end here (help was
+// printed, or one line of error), nothing when it may go on.
 std::optional<int> Parse(CLI::App& app, const Args& args);
 
 // One flag for each setting (all, or those whose path starts with `prefix`), and --config-file.
@@ -30,8 +30,8 @@ class SettingFlags {
 
   // Merges flags, environment and file.
   Result<control::Settings> Load() const;
-  // Writes what the flags say into this process's environment, so that a plug-in loaded here or in a
-  // program started from here reads the same settings. `settings` is what Load() gave.
+  // Writes what the flags say into this process's environment, so that a plug-in loaded here or in
+  // a program started from here reads the same settings. `settings` is what Load() gave.
   void Export(const control::Settings& settings) const;
 
  private:

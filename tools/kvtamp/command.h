@@ -1,6 +1,6 @@
-// The sub-commands of `kvtamp`. Each takes the arguments after its own name and returns the exit code:
-// 0 done, 1 failed, 2 bad usage, 3 ran but a --fail-if limit was passed; `run` and `doctor` say their own.
-// Results go to stdout, everything else to stderr. Only this folder prints.
+// The sub-commands of `kvtamp`. Each takes the arguments after its own name and returns the exit
+// code: 0 done, 1 failed, 2 bad usage, 3 ran but a --fail-if limit was passed; `run` and `doctor`
+// say their own. Results go to stdout, everything else to stderr. Only this folder prints.
 #pragma once
 
 #include <string>

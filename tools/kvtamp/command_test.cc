@@ -1,5 +1,5 @@
-// The command as a user meets it: exit codes, one clear line for each mistake, results on stdout. Needs no
-// model and no plug-in.
+// The command as a user meets it: exit codes, one clear line for each mistake, results on stdout.
+// Needs no model and no plug-in.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -32,14 +32,15 @@ std::string Slurp(const std::string& path) {
 // `prefix`: variables, as a shell writes them.
 Outcome Kvtamp(const std::string& args, const std::string& prefix = "") {
   // Tests may run side by side.
-  const std::string folder = ::testing::TempDir() + "kvtamp-command-" + std::to_string(::getpid()) + "/";
+  const std::string folder =
+      ::testing::TempDir() + "kvtamp-command-" + std::to_string(::getpid()) + "/";
   ::mkdir(folder.c_str(), 0700);
   const std::string out = folder + "out", err = folder + "err";
   // A file is all that `run` asks of a plug-in; the host is what loads it.
   const std::string plugin = folder + "libggml-kvtamp.so";
   std::ofstream(plugin) << "";
-  const std::string line = "env -u KVTAMP_CONFIG KVTAMP_PLUGIN=" + plugin + " " + prefix + " " KVTAMP_COMMAND " " +
-                           args + " >" + out + " 2>" + err;
+  const std::string line = "env -u KVTAMP_CONFIG KVTAMP_PLUGIN=" + plugin + " " + prefix +
+                           " " KVTAMP_COMMAND " " + args + " >" + out + " 2>" + err;
   const int status = std::system(line.c_str());
   Outcome outcome{WIFEXITED(status) ? WEXITSTATUS(status) : -1, Slurp(out), Slurp(err)};
   std::filesystem::remove_all(folder);
@@ -92,7 +93,8 @@ TEST(CommandRun, MistakesAreSaidBeforeAnythingRuns) {
   ExpectOneLine(Kvtamp("run"), 2, "PROGRAM");
   ExpectOneLine(Kvtamp("run -- true", "KVTAMP_CACHE_N_SINK=x"), 2, "KVTAMP_CACHE_N_SINK");
   ExpectOneLine(Kvtamp("run -- true", "KVTAMP_PLUGIN=/nonexistent.so"), 125, "/nonexistent.so");
-  ExpectOneLine(Kvtamp("run -- true", "GGML_BACKEND_PATH=/x/libggml-vulkan.so"), 125, "libggml-vulkan.so");
+  ExpectOneLine(Kvtamp("run -- true", "GGML_BACKEND_PATH=/x/libggml-vulkan.so"), 125,
+                "libggml-vulkan.so");
 }
 
 TEST(CommandRun, ExitCodeIsThatOfTheProgram) {
@@ -104,12 +106,13 @@ TEST(CommandRun, ExitCodeIsThatOfTheProgram) {
 }
 
 TEST(CommandRun, TheProgramSeesTheSettings) {
-  const Outcome outcome =
-      Kvtamp("run --cache f16 --cache-n-sink=8 --log-level debug -- env", "KVTAMP_LOG=warn LLAMA_ARG_DEVICE=kvtamp");
+  const Outcome outcome = Kvtamp("run --cache f16 --cache-n-sink=8 --log-level debug -- env",
+                                 "KVTAMP_LOG=warn LLAMA_ARG_DEVICE=kvtamp");
   EXPECT_EQ(outcome.code, 0);
-  for (const char* part : {"KVTAMP_CACHE_TYPE_K=f16\n", "KVTAMP_CACHE_TYPE_V=f16\n", "KVTAMP_CACHE_N_SINK=8\n",
-                           "KVTAMP_LOG_LEVEL=debug\n", "LLAMA_ARG_DEVICE=kvtamp\n", "LLAMA_ARG_FLASH_ATTN=on\n",
-                           "LLAMA_ARG_N_GPU_LAYERS=999\n", "libggml-kvtamp.so\n"}) {
+  for (const char* part :
+       {"KVTAMP_CACHE_TYPE_K=f16\n", "KVTAMP_CACHE_TYPE_V=f16\n", "KVTAMP_CACHE_N_SINK=8\n",
+        "KVTAMP_LOG_LEVEL=debug\n", "LLAMA_ARG_DEVICE=kvtamp\n", "LLAMA_ARG_FLASH_ATTN=on\n",
+        "LLAMA_ARG_N_GPU_LAYERS=999\n", "libggml-kvtamp.so\n"}) {
     EXPECT_NE(outcome.out.find(part), std::string::npos) << part << outcome.out;
   }
   EXPECT_EQ(outcome.out.find("KVTAMP_LOG=warn"), std::string::npos);
@@ -138,7 +141,8 @@ TEST(CommandEval, Mistakes) {
   ExpectOneLine(Kvtamp("eval -m x -f y --cache k5v9"), 2, "k5v9");
   ExpectOneLine(Kvtamp("eval -m x -f y -ctk q4_0"), 2, "--device host");
   ExpectOneLine(Kvtamp("eval -m x -f y --device host -ctk q40"), 2, "did you mean q4_0?");
-  ExpectOneLine(Kvtamp("eval -m x -f y --device host --cache-page-size 16"), 2, "--cache-page-size");
+  ExpectOneLine(Kvtamp("eval -m x -f y --device host --cache-page-size 16"), 2,
+                "--cache-page-size");
   ExpectOneLine(Kvtamp("eval -m x -f y --device gpu"), 2, "gpu");
   ExpectOneLine(Kvtamp("eval -m x -f y --fail-if 'kldmean>0.1'"), 2, "did you mean kld_mean?");
   ExpectOneLine(Kvtamp("eval -m x -f y --fail-if kld_mean"), 2, "kld_mean>0.01");
@@ -164,7 +168,8 @@ TEST(CommandDoctor, SaysSettingsAndWhereTheyCameFrom) {
   }
   EXPECT_EQ(seen, 2);
   bool plugin = false;
-  for (const auto& check : j.at("checks")) plugin = plugin || (check.at("id") == "plugin.loads" && check.at("status") == "fail");
+  for (const auto& check : j.at("checks"))
+    plugin = plugin || (check.at("id") == "plugin.loads" && check.at("status") == "fail");
   EXPECT_TRUE(plugin) << outcome.out;
   EXPECT_EQ(Kvtamp("doctor", "KVTAMP_CACHE_TYPE=k5v9").code, 2);
   EXPECT_EQ(Kvtamp("doctor -m /nonexistent.gguf").code, 2);

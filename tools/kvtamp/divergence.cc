@@ -61,7 +61,8 @@ Divergence Summarize(std::span<const Score> scores) {
   d.n = scores.size();
   if (scores.empty()) return d;
   const auto n = static_cast<double>(scores.size());
-  double nll = 0, nll2 = 0, base = 0, base2 = 0, both = 0, kld = 0, kld2 = 0, dp2 = 0, dp4 = 0, same = 0;
+  double nll = 0, nll2 = 0, base = 0, base2 = 0, both = 0, kld = 0, kld2 = 0, dp2 = 0, dp4 = 0,
+         same = 0;
   std::vector<double> klds;
   klds.reserve(scores.size());
   for (const Score& s : scores) {

@@ -1,6 +1,6 @@
 // How far one model's next-token distributions are from another's: the figures of llama-perplexity
-// (perplexity, KL divergence, change of the true token's probability, same top token), in double and
-// from full-precision logits. Pure.
+// (perplexity, KL divergence, change of the true token's probability, same top token), in double
+// and from full-precision logits. Pure.
 #pragma once
 
 #include <span>

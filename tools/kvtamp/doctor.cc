@@ -1,5 +1,5 @@
-// kvtamp doctor: will it work here, with what, and what will become of a model's cache. Changes nothing.
-// Exit code: 0 all well, 1 warnings, 2 something failed.
+// kvtamp doctor: will it work here, with what, and what will become of a model's cache. Changes
+// nothing. Exit code: 0 all well, 1 warnings, 2 something failed.
 #include <fmt/color.h>
 #include <fmt/format.h>
 #include <ggml.h>
@@ -36,7 +36,8 @@ constexpr const char* kVerdictNames[] = {"ok", "warn", "fail"};
 
 class Report {
  public:
-  void Add(const std::string& id, Verdict verdict, const std::string& text, const std::string& hint = "") {
+  void Add(const std::string& id, Verdict verdict, const std::string& text,
+           const std::string& hint = "") {
     checks_.push_back({id, verdict, text, hint});
   }
   const std::vector<Check>& checks() const { return checks_; }
@@ -66,11 +67,13 @@ Result<control::Settings> CheckSettings(const SettingFlags& flags, Report& repor
   const std::size_t given = static_cast<std::size_t>(
       std::count_if(s.values.begin(), s.values.end(),
                     [](const control::Value& v) { return v.source != control::Source::kDefault; }));
-  report.Add("settings.valid", Verdict::kOk,
-             fmt::format("cache {}: K {}, V {}; page {}, {} sinks, window {} ({} settings given, the others at "
-                         "their defaults)",
-                         codec::PairName(s.type), codec::FormatName(s.type.k), codec::FormatName(s.type.v),
-                         s.page_size, s.n_sink, s.residual_length, given));
+  report.Add(
+      "settings.valid", Verdict::kOk,
+      fmt::format(
+          "cache {}: K {}, V {}; page {}, {} sinks, window {} ({} settings given, the others at "
+          "their defaults)",
+          codec::PairName(s.type), codec::FormatName(s.type.k), codec::FormatName(s.type.v),
+          s.page_size, s.n_sink, s.residual_length, given));
   return settings;
 }
 
@@ -86,13 +89,14 @@ void CheckCpu(const control::Settings* settings, Report& report) {
   for (const std::string& isa : cpu::AvailableIsas()) {
     if (isa != active) others += (others.empty() ? "" : ", ") + isa;
   }
-  const std::string text =
-      fmt::format("{} in use{}", active, others.empty() ? "" : "; this processor could also run " + others);
+  const std::string text = fmt::format(
+      "{} in use{}", active, others.empty() ? "" : "; this processor could also run " + others);
   const auto isas = cpu::AvailableIsas();
   if (!isas.empty() && isas.front() != active) {
     report.Add("cpu.kernels", Verdict::kWarn, text, "KVTAMP_CPU forces it; unset it for speed");
   } else if (active == "scalar") {
-    report.Add("cpu.kernels", Verdict::kWarn, text, "no vector instructions found: it will be slow");
+    report.Add("cpu.kernels", Verdict::kWarn, text,
+               "no vector instructions found: it will be slow");
   } else {
     report.Add("cpu.kernels", Verdict::kOk, text);
   }
@@ -101,7 +105,8 @@ void CheckCpu(const control::Settings* settings, Report& report) {
 void CheckPlugin(Report& report) {
   const Result<std::string> path = FindPlugin();
   if (!path.ok()) {
-    report.Add("plugin.found", Verdict::kFail, path.status().message(), "build it: cmake --build --preset release");
+    report.Add("plugin.found", Verdict::kFail, path.status().message(),
+               "build it: cmake --build --preset release");
     return;
   }
   report.Add("plugin.found", Verdict::kOk, path.value());
@@ -113,14 +118,14 @@ void CheckPlugin(Report& report) {
   }
   const std::string said = TakeHostErrors();
   if (said.empty()) {
-    report.Add("plugin.loads", Verdict::kOk, "registered with ggml as " +
-                                                 std::string(ggml_backend_reg_name(plugin.value().reg)));
+    report.Add("plugin.loads", Verdict::kOk,
+               "registered with ggml as " + std::string(ggml_backend_reg_name(plugin.value().reg)));
   } else {
     report.Add("plugin.loads", Verdict::kWarn, said);
   }
   report.Add("ggml.version", Verdict::kOk,
-             fmt::format("ggml {} ({}), llama.cpp {}: the one this command runs with", ggml_version(), ggml_commit(),
-                         llama_version()));
+             fmt::format("ggml {} ({}), llama.cpp {}: the one this command runs with",
+                         ggml_version(), ggml_commit(), llama_version()));
   std::size_t free = 0, total = 0;
   ggml_backend_dev_memory(plugin.value().device, &free, &total);
   const std::string device =
@@ -138,7 +143,8 @@ void CheckHost(Report& report) {
     report.Add("host.environment", Verdict::kFail, plan.status().message());
   } else if (!plan.value().warnings.empty()) {
     for (const std::string& warning : plan.value().warnings) {
-      report.Add("host.environment", Verdict::kWarn, warning, "set by an LLAMA_ARG_ variable: unset it");
+      report.Add("host.environment", Verdict::kWarn, warning,
+                 "set by an LLAMA_ARG_ variable: unset it");
     }
   } else {
     report.Add("host.environment", Verdict::kOk, "no variable keeps the cache from the device");
@@ -154,7 +160,8 @@ void CheckHost(Report& report) {
 }
 
 // Coded and f16 bytes of one token of a layer, for full pages.
-Result<double> CodedBytes(const LayerLayout& layer, const codec::Pair& type, std::uint32_t page_size) {
+Result<double> CodedBytes(const LayerLayout& layer, const codec::Pair& type,
+                          std::uint32_t page_size) {
   double bits = 0;
   for (const bool is_k : {true, false}) {
     const std::uint32_t dim = is_k ? layer.head_size_k : layer.head_size_v;
@@ -190,18 +197,20 @@ Json CheckModel(const std::string& file, const control::Settings* settings, Repo
     return nullptr;
   }
   const ModelLayout& model = read.value();
-  report.Add("model.readable", Verdict::kOk,
-             fmt::format("{} (architecture {}, {} layers, {} query heads, trained for {} tokens)", model.name,
-                         model.architecture, model.n_layer, model.n_head, model.n_ctx_train));
-  Json j = {{"filename", file},          {"name", model.name},
-            {"architecture", model.architecture}, {"n_layer", model.n_layer},
-            {"n_head", model.n_head},    {"n_ctx_train", model.n_ctx_train},
-            {"n_swa", model.n_swa},      {"mla", model.mla},
-            {"n_recurrent", model.n_recurrent}, {"n_shared", model.n_shared}};
+  report.Add(
+      "model.readable", Verdict::kOk,
+      fmt::format("{} (architecture {}, {} layers, {} query heads, trained for {} tokens)",
+                  model.name, model.architecture, model.n_layer, model.n_head, model.n_ctx_train));
+  Json j = {
+      {"filename", file},          {"name", model.name},     {"architecture", model.architecture},
+      {"n_layer", model.n_layer},  {"n_head", model.n_head}, {"n_ctx_train", model.n_ctx_train},
+      {"n_swa", model.n_swa},      {"mla", model.mla},       {"n_recurrent", model.n_recurrent},
+      {"n_shared", model.n_shared}};
   if (model.layers.empty() || !model.causal) {
     report.Add("model.cache", Verdict::kWarn,
-               model.causal ? "no layer has attention: there is no K/V cache, nothing will be compressed"
-                            : "an encoder: it keeps no K/V cache, nothing will be compressed");
+               model.causal
+                   ? "no layer has attention: there is no K/V cache, nothing will be compressed"
+                   : "an encoder: it keeps no K/V cache, nothing will be compressed");
     return j;
   }
 
@@ -216,11 +225,14 @@ Json CheckModel(const std::string& file, const control::Settings* settings, Repo
   double logical = 0, coded = 0;
   Json layers = Json::array();
   for (const LayerLayout& layer : model.layers) {
-    const codec::Pair type = settings == nullptr ? codec::Pair{} : settings->TypeOfLayer(layer.layer);
+    const codec::Pair type =
+        settings == nullptr ? codec::Pair{} : settings->TypeOfLayer(layer.layer);
     const double f16 = 2.0 * static_cast<double>(layer.elements_k() + layer.elements_v());
-    const Result<double> bytes = CodedBytes(layer, type, settings == nullptr ? 64 : settings->page_size);
+    const Result<double> bytes =
+        CodedBytes(layer, type, settings == nullptr ? 64 : settings->page_size);
     if (!bytes.ok()) {
-      report.Add("model.cache", Verdict::kFail, fmt::format("layer {}: {}", layer.layer, bytes.status().message()),
+      report.Add("model.cache", Verdict::kFail,
+                 fmt::format("layer {}: {}", layer.layer, bytes.status().message()),
                  "choose another cache.type; `kvtamp formats` lists them");
       return j;
     }
@@ -249,22 +261,25 @@ Json CheckModel(const std::string& file, const control::Settings* settings, Repo
   j["coded_bytes_per_token"] = coded;
 
   for (const Group& g : groups) {
-    report.Add("model.layers", Verdict::kOk,
-               fmt::format("layers {}: {} KV heads, K {}{}{}; K {}, V {}: {:.0f} B a token in f16, {:.0f} B coded",
-                           LayerList(g.layers), g.shape.n_head_kv, g.shape.head_size_k,
-                           g.shape.head_size_v == 0 ? " (MLA, V is part of K)"
-                                                    : fmt::format(", V {}", g.shape.head_size_v),
-                           g.shape.swa ? fmt::format(", sliding window of {}", model.n_swa) : "",
-                           codec::FormatName(g.type.k), codec::FormatName(g.type.v), g.logical, g.coded));
+    report.Add(
+        "model.layers", Verdict::kOk,
+        fmt::format(
+            "layers {}: {} KV heads, K {}{}{}; K {}, V {}: {:.0f} B a token in f16, {:.0f} B coded",
+            LayerList(g.layers), g.shape.n_head_kv, g.shape.head_size_k,
+            g.shape.head_size_v == 0 ? " (MLA, V is part of K)"
+                                     : fmt::format(", V {}", g.shape.head_size_v),
+            g.shape.swa ? fmt::format(", sliding window of {}", model.n_swa) : "",
+            codec::FormatName(g.type.k), codec::FormatName(g.type.v), g.logical, g.coded));
   }
-  std::string text = fmt::format("{:.1f} KiB a token in f16, {:.1f} KiB in full coded pages: {:.2f}x smaller",
-                                 logical / 1024, coded / 1024, coded > 0 ? logical / coded : 0.0);
+  std::string text =
+      fmt::format("{:.1f} KiB a token in f16, {:.1f} KiB in full coded pages: {:.2f}x smaller",
+                  logical / 1024, coded / 1024, coded > 0 ? logical / coded : 0.0);
   if (settings != nullptr) {
     // Per head and stream, sinks, window and on average half a page are f16.
     for (const std::uint32_t n : {2048u, 8192u, 32768u}) {
       if (model.n_ctx_train > 0 && n > model.n_ctx_train) break;
-      const double f16_rows =
-          std::min<double>(n, settings->n_sink + settings->residual_length + settings->page_size / 2.0);
+      const double f16_rows = std::min<double>(
+          n, settings->n_sink + settings->residual_length + settings->page_size / 2.0);
       const double stored = f16_rows * logical + (n - f16_rows) * coded;
       text += fmt::format(", about {:.2f}x at {} tokens", n * logical / stored, n);
     }
@@ -277,17 +292,21 @@ Json CheckModel(const std::string& file, const control::Settings* settings, Repo
   }
   if (model.n_recurrent > 0) {
     report.Add("model.not_compressed", Verdict::kWarn,
-               fmt::format("{} layers have recurrent state, which stays as the host keeps it", model.n_recurrent));
+               fmt::format("{} layers have recurrent state, which stays as the host keeps it",
+                           model.n_recurrent));
   }
   if (model.n_shared > 0) {
-    report.Add("model.not_compressed", Verdict::kWarn,
-               fmt::format("{} layers read the K/V of earlier layers: the host may turn flash attention off, and "
-                           "then the cache goes uncompressed",
-                           model.n_shared));
+    report.Add(
+        "model.not_compressed", Verdict::kWarn,
+        fmt::format(
+            "{} layers read the K/V of earlier layers: the host may turn flash attention off, and "
+            "then the cache goes uncompressed",
+            model.n_shared));
   }
   if (!model.swa_known) {
     report.Add("model.not_compressed", Verdict::kWarn,
-               fmt::format("some layers slide over {} tokens, the file does not say which: figures above count all "
+               fmt::format("some layers slide over {} tokens, the file does not say which: figures "
+                           "above count all "
                            "layers whole",
                            model.n_swa));
   }
@@ -298,8 +317,8 @@ void Print(const Report& report, const control::Settings* settings, bool config,
   fmt::print("kvtamp {} doctor\n", KVTAMP_VERSION);
   for (const Check& check : report.checks()) {
     constexpr const char* kTags[] = {"[ok]  ", "[warn]", "[FAIL]"};
-    constexpr fmt::terminal_color kColors[] = {fmt::terminal_color::green, fmt::terminal_color::yellow,
-                                               fmt::terminal_color::red};
+    constexpr fmt::terminal_color kColors[] = {
+        fmt::terminal_color::green, fmt::terminal_color::yellow, fmt::terminal_color::red};
     const auto i = static_cast<std::size_t>(check.verdict);
     const std::string tag = color ? fmt::format(fmt::fg(kColors[i]), "{}", kTags[i]) : kTags[i];
     fmt::print("{} {:20} {}\n", tag, check.id, check.text);
@@ -309,8 +328,9 @@ void Print(const Report& report, const control::Settings* settings, bool config,
   fmt::print("\n| setting | value | from |\n| ------- | ----- | ---- |\n");
   for (const control::Value& value : settings->values) {
     fmt::print("| {} | {} | {} |\n", value.option->path, value.text.empty() ? "-" : value.text,
-               value.where.empty() ? control::SourceName(value.source)
-                                   : fmt::format("{} {}", control::SourceName(value.source), value.where));
+               value.where.empty()
+                   ? control::SourceName(value.source)
+                   : fmt::format("{} {}", control::SourceName(value.source), value.where));
   }
 }
 
@@ -328,7 +348,8 @@ Examples:
 Exit code: 0 all well, 1 warnings, 2 something failed.)");
   std::string model, output = "text";
   bool show_config = false;
-  app.add_option("-m,--model", model, "GGUF file: what will become of its cache")->type_name("FILE");
+  app.add_option("-m,--model", model, "GGUF file: what will become of its cache")
+      ->type_name("FILE");
   app.add_option("-o,--output", output, "text or json")->check(CLI::IsMember({"text", "json"}));
   SettingFlags flags;
   flags.AddTo(app);
@@ -352,7 +373,9 @@ Exit code: 0 all well, 1 warnings, 2 something failed.)");
     Print(report, settings, show_config, color);
     return report.exit_code();
   }
-  Json j = {{"version", KVTAMP_VERSION}, {"ggml_version", ggml_version()}, {"llama_version", llama_version()}};
+  Json j = {{"version", KVTAMP_VERSION},
+            {"ggml_version", ggml_version()},
+            {"llama_version", llama_version()}};
   j["checks"] = Json::array();
   for (const Check& check : report.checks()) {
     j["checks"].push_back({{"id", check.id},

@@ -1,4 +1,5 @@
-// kvtamp eval: what a cache format costs in quality, against the host's own f16 cache, in one process.
+// kvtamp eval: what a cache format costs in quality, against the host's own f16 cache, in one
+// process.
 #include <fmt/format.h>
 #include <ggml.h>
 #include <llama.h>
@@ -13,6 +14,7 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <regex>
 #include <set>
 #include <sstream>
@@ -40,8 +42,8 @@ The base is the host's f16 cache with flash attention. Scored: the second half o
 Exit code: 0 done, 1 failed, 2 bad usage, 3 done but a --fail-if limit was passed.)";
 
 // What the host's programs allow.
-constexpr ggml_type kHostTypes[] = {GGML_TYPE_F32,  GGML_TYPE_F16,    GGML_TYPE_BF16,
-                                    GGML_TYPE_Q8_0, GGML_TYPE_Q4_0,   GGML_TYPE_Q4_1,
+constexpr ggml_type kHostTypes[] = {GGML_TYPE_F32,    GGML_TYPE_F16,  GGML_TYPE_BF16,
+                                    GGML_TYPE_Q8_0,   GGML_TYPE_Q4_0, GGML_TYPE_Q4_1,
                                     GGML_TYPE_IQ4_NL, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1};
 
 Result<ggml_type> HostType(const std::string& text, const std::string& where) {
@@ -53,7 +55,8 @@ Result<ggml_type> HostType(const std::string& text, const std::string& where) {
   std::string list;
   for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
   const std::string near = control::NearestName(text, names);
-  return Status::Invalid(fmt::format("{} {}: not a cache type of the host's, which are {}{}", where, text, list,
+  return Status::Invalid(fmt::format("{} {}: not a cache type of the host's, which are {}{}", where,
+                                     text, list,
                                      near.empty() ? "" : "; did you mean " + near + "?"));
 }
 
@@ -67,7 +70,8 @@ int DefaultThreads() {
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
     if (!CPU_ISSET(cpu, &allowed)) continue;
     ++n;
-    std::ifstream in(fmt::format("/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list", cpu));
+    std::ifstream in(
+        fmt::format("/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list", cpu));
     std::string siblings = fmt::format("cpu{}", cpu);
     std::getline(in, siblings);
     cores.insert(siblings);
@@ -105,13 +109,14 @@ class Progress {
 
   bool operator()(std::uint32_t chunk, double done) {
     const auto now = Clock::now();
-    const auto wait = terminal_ ? std::chrono::milliseconds(500) : std::chrono::milliseconds(60'000);
+    const auto wait =
+        terminal_ ? std::chrono::milliseconds(500) : std::chrono::milliseconds(60'000);
     if (!quiet_ && now - last_ >= wait) {
       last_ = now;
       shown_ = true;
       const double left = std::chrono::duration<double>(now - start_).count() * (1 - done) / done;
-      fmt::print(stderr, "{}kvtamp eval: chunk {}, {:.0f}%, {:.0f} s left{}", terminal_ ? "\r\033[K" : "",
-                 chunk + 1, 100 * done, left, terminal_ ? "" : "\n");
+      fmt::print(stderr, "{}kvtamp eval: chunk {}, {:.0f}%, {:.0f} s left{}",
+                 terminal_ ? "\r\033[K" : "", chunk + 1, 100 * done, left, terminal_ ? "" : "\n");
     }
     return g_stop == 0;
   }
@@ -136,7 +141,8 @@ struct Limit {
 };
 
 Result<Limit> ParseLimit(const std::string& text) {
-  static const std::regex form(R"(\s*([a-z_0-9]+)\s*(>=|<=|>|<)\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*)");
+  static const std::regex form(
+      R"(\s*([a-z_0-9]+)\s*(>=|<=|>|<)\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*)");
   std::smatch match;
   if (!std::regex_match(text, match, form)) {
     return Status::Invalid("--fail-if " + text + ": must look like kld_mean>0.01");
@@ -182,19 +188,25 @@ void AddDivergence(Json& j, const Divergence& d) {
 
 void PrintMarkdown(const Json& j) {
   const auto number = [&](const char* key) { return j.at(key).get<double>(); };
-  fmt::print("{}, {}, {} chunks of {} tokens, micro-batch {}, {} threads\n", j.at("model_type").get<std::string>(),
-             j.at("text_filename").get<std::string>(), j.at("chunks").get<int>(), j.at("n_ctx").get<int>(),
-             j.at("n_ubatch").get<int>(), j.at("n_threads").get<int>());
-  fmt::print("tested: device {}, K {}, V {}{}; base: the host's f16 cache{}; scored: the second half of each "
-             "chunk, {} positions\n\n",
-             j.at("device").get<std::string>(), j.at("format_k").get<std::string>(),
-             j.at("format_v").get<std::string>(), j.at("flash_attn").get<bool>() ? "" : ", no flash attention",
-             j.at("n_ubatch_base") == j.at("n_ubatch")
-                 ? std::string()
-                 : fmt::format(" at micro-batch {}", j.at("n_ubatch_base").get<int>()),
-             j.at("n_scored").get<int>());
+  fmt::print("{}, {}, {} chunks of {} tokens, micro-batch {}, {} threads\n",
+             j.at("model_type").get<std::string>(), j.at("text_filename").get<std::string>(),
+             j.at("chunks").get<int>(), j.at("n_ctx").get<int>(), j.at("n_ubatch").get<int>(),
+             j.at("n_threads").get<int>());
+  fmt::print(
+      "tested: device {}, K {}, V {}{}; base: the host's f16 cache{}; scored: the second half of "
+      "each "
+      "chunk, {} positions\n\n",
+      j.at("device").get<std::string>(), j.at("format_k").get<std::string>(),
+      j.at("format_v").get<std::string>(),
+      j.at("flash_attn").get<bool>() ? "" : ", no flash attention",
+      j.at("n_ubatch_base") == j.at("n_ubatch")
+          ? std::string()
+          : fmt::format(" at micro-batch {}", j.at("n_ubatch_base").get<int>()),
+      j.at("n_scored").get<int>());
   fmt::print("| {:19} | {:>22} |\n| ------------------- | ---------------------: |\n", "", "value");
-  const auto row = [](const char* name, const std::string& value) { fmt::print("| {:19} | {:>22} |\n", name, value); };
+  const auto row = [](const char* name, const std::string& value) {
+    fmt::print("| {:19} | {:>22} |\n", name, value);
+  };
   row("PPL", fmt::format("{:.4f} +/- {:.4f}", number("ppl"), number("ppl_se")));
   row("PPL base", fmt::format("{:.4f} +/- {:.4f}", number("ppl_base"), number("ppl_base_se")));
   row("PPL ratio", fmt::format("{:.5f} +/- {:.5f}", number("ppl_ratio"), number("ppl_ratio_se")));
@@ -202,20 +214,24 @@ void PrintMarkdown(const Json& j) {
   row("Median KLD", fmt::format("{:.6f}", number("kld_median")));
   row("99.9% KLD", fmt::format("{:.6f}", number("kld_p999")));
   row("Maximum KLD", fmt::format("{:.6f}", number("kld_max")));
-  row("RMS dp", fmt::format("{:.3f} +/- {:.3f} %", 100 * number("rms_dp"), 100 * number("rms_dp_se")));
-  row("Same top p", fmt::format("{:.3f} +/- {:.3f} %", 100 * number("same_top_p"), 100 * number("same_top_p_se")));
+  row("RMS dp",
+      fmt::format("{:.3f} +/- {:.3f} %", 100 * number("rms_dp"), 100 * number("rms_dp_se")));
+  row("Same top p", fmt::format("{:.3f} +/- {:.3f} %", 100 * number("same_top_p"),
+                                100 * number("same_top_p_se")));
   row("KV bits per element", fmt::format("{:.3f}", number("kv_bpw")));
   row("KV bytes per token", fmt::format("{:.1f}", number("kv_bytes_per_token")));
   row("  resident", fmt::format("{:.1f}", number("kv_resident_bytes_per_token")));
   row("  f16", fmt::format("{:.1f}", number("kv_bytes_logical_per_token")));
   row("Prefill t/s", fmt::format("{:.1f}", number("pp_ts")));
   row("Prefill t/s base", fmt::format("{:.1f}", number("pp_ts_base")));
-  fmt::print("\n| chunk |       PPL |  PPL base |  Mean KLD |  99.9% KLD | Same top p |\n"
-             "| ----: | --------: | --------: | --------: | ---------: | ---------: |\n");
+  fmt::print(
+      "\n| chunk |       PPL |  PPL base |  Mean KLD |  99.9% KLD | Same top p |\n"
+      "| ----: | --------: | --------: | --------: | ---------: | ---------: |\n");
   for (const Json& c : j.at("chunk_results")) {
-    fmt::print("| {:5} | {:9.4f} | {:9.4f} | {:9.6f} | {:10.6f} | {:8.2f} % |{}\n", c.at("chunk").get<int>(),
-               c.at("ppl").get<double>(), c.at("ppl_base").get<double>(), c.at("kld_mean").get<double>(),
-               c.at("kld_p999").get<double>(), 100 * c.at("same_top_p").get<double>(),
+    fmt::print("| {:5} | {:9.4f} | {:9.4f} | {:9.6f} | {:10.6f} | {:8.2f} % |{}\n",
+               c.at("chunk").get<int>(), c.at("ppl").get<double>(), c.at("ppl_base").get<double>(),
+               c.at("kld_mean").get<double>(), c.at("kld_p999").get<double>(),
+               100 * c.at("same_top_p").get<double>(),
                c.at("chunk") == j.at("worst_chunk") ? " worst" : "");
   }
 }
@@ -237,8 +253,10 @@ void PrintCsv(const Json& j) {
 }  // namespace
 
 int EvalMain(const Args& args) {
-  CLI::App app("Perplexity, KL divergence and same top token of a cache format, against the host's f16 cache",
-               "kvtamp eval");
+  CLI::App app(
+      "Perplexity, KL divergence and same top token of a cache format, against the host's f16 "
+      "cache",
+      "kvtamp eval");
   app.footer(kFooter);
   EvalConfig config;
   std::string text_file, device = "kvtamp", output = "md", flash = "on";
@@ -249,24 +267,38 @@ int EvalMain(const Args& args) {
   app.add_option("-m,--model", config.model, "GGUF file")->type_name("FILE")->required();
   app.add_option("-f,--file", text_file, "text to score")->type_name("FILE")->required();
   app.add_option("-c,--ctx-size", config.n_ctx, "tokens of a chunk, and of the context")
-      ->type_name("N")->capture_default_str()->check(CLI::Range(32u, 1u << 20));
-  app.add_option("-b,--batch-size", n_batch, "tokens of one call [the micro-batch]")->type_name("N")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::Range(32u, 1u << 20));
+  app.add_option("-b,--batch-size", n_batch, "tokens of one call [the micro-batch]")
+      ->type_name("N")
       ->check(CLI::Range(1u, 65536u));
-  app.add_option("--ubatch-size", config.n_ubatch, "-ub: micro-batch")->type_name("N")->capture_default_str()
+  app.add_option("--ubatch-size", config.n_ubatch, "-ub: micro-batch")
+      ->type_name("N")
+      ->capture_default_str()
       ->check(CLI::Range(1u, 65536u));
-  app.add_option("--base-ub", n_ubatch_base, "micro-batch of the base [as -ub]")->type_name("N")
+  app.add_option("--base-ub", n_ubatch_base, "micro-batch of the base [as -ub]")
+      ->type_name("N")
       ->check(CLI::Range(1u, 65536u));
   app.add_option("--flash-attn", flash, "-fa: flash attention of the tested context, on or off")
-      ->capture_default_str()->check(CLI::IsMember({"on", "off"}));
-  app.add_option("--chunks", n_chunks, "chunks to run, -1 for all")->type_name("N")->capture_default_str();
+      ->capture_default_str()
+      ->check(CLI::IsMember({"on", "off"}));
+  app.add_option("--chunks", n_chunks, "chunks to run, -1 for all")
+      ->type_name("N")
+      ->capture_default_str();
   config.n_threads = DefaultThreads();
-  app.add_option("-t,--threads", config.n_threads, "threads")->type_name("N")->capture_default_str()
+  app.add_option("-t,--threads", config.n_threads, "threads")
+      ->type_name("N")
+      ->capture_default_str()
       ->check(CLI::Range(1, 1024));
-  app.add_option("-o,--output", output, "md, json, jsonl or csv")->capture_default_str()
+  app.add_option("-o,--output", output, "md, json, jsonl or csv")
+      ->capture_default_str()
       ->check(CLI::IsMember({"md", "json", "jsonl", "csv"}));
-  app.add_option("--device", device, "kvtamp, or host: the host's own cache types")->capture_default_str()
+  app.add_option("--device", device, "kvtamp, or host: the host's own cache types")
+      ->capture_default_str()
       ->check(CLI::IsMember({"kvtamp", "host"}));
-  app.add_option("--fail-if", limit_texts, "exit with 3 when a field passes a limit, e.g. 'kld_mean>0.01'")
+  app.add_option("--fail-if", limit_texts,
+                 "exit with 3 when a field passes a limit, e.g. 'kld_mean>0.01'")
       ->type_name("LIMIT");
   app.add_flag("-q,--quiet", quiet, "no progress");
   app.add_flag("-v,--verbose", verbose, "let the host's log through");
@@ -283,8 +315,9 @@ int EvalMain(const Args& args) {
   }
   Json fields;  // the names --fail-if may use
   AddDivergence(fields, {});
-  for (const char* name : {"kv_bpw", "kv_bytes_per_token", "kv_bytes_logical_per_token",
-                           "kv_resident_bytes_per_token", "kv_factor", "pp_ts", "pp_ts_base", "worst_kld_mean"}) {
+  for (const char* name :
+       {"kv_bpw", "kv_bytes_per_token", "kv_bytes_logical_per_token", "kv_resident_bytes_per_token",
+        "kv_factor", "pp_ts", "pp_ts_base", "worst_kld_mean"}) {
     fields[name] = 0;
   }
   for (const Limit& limit : limits) {
@@ -299,17 +332,23 @@ int EvalMain(const Args& args) {
   }
   const bool host = device == "host";
   config.flash_attention = flash == "on";
-  if (n_chunks == 0 || n_chunks < -1) return Fail("eval", "--chunks must be positive, or -1 for all", kBadUsage);
+  if (n_chunks == 0 || n_chunks < -1)
+    return Fail("eval", "--chunks must be positive, or -1 for all", kBadUsage);
   config.max_chunks = n_chunks < 0 ? 0 : static_cast<std::uint32_t>(n_chunks);
   config.n_ubatch = std::min(config.n_ubatch, config.n_ctx);
-  config.n_ubatch_base = n_ubatch_base == 0 ? config.n_ubatch : std::min(n_ubatch_base, config.n_ctx);
-  config.n_batch = std::min(config.n_ctx, std::max({n_batch, config.n_ubatch, config.n_ubatch_base}));
+  config.n_ubatch_base =
+      n_ubatch_base == 0 ? config.n_ubatch : std::min(n_ubatch_base, config.n_ctx);
+  config.n_batch =
+      std::min(config.n_ctx, std::max({n_batch, config.n_ubatch, config.n_ubatch_base}));
   std::string format_k, format_v;
+  std::optional<control::Settings> settings;  // of kvtamp's cache
   codec::Pair type;
   if (host) {
     for (const control::Override& given : flags.overrides()) {
-      if (given.path != "cache.type" && given.path != "cache.type_k" && given.path != "cache.type_v") {
-        return Fail("eval", given.flag + " is a setting of kvtamp's cache: leave out --device host", kBadUsage);
+      if (given.path != "cache.type" && given.path != "cache.type_k" &&
+          given.path != "cache.type_v") {
+        return Fail("eval", given.flag + " is a setting of kvtamp's cache: leave out --device host",
+                    kBadUsage);
       }
       const Result<ggml_type> parsed = HostType(given.text, given.flag);
       if (!parsed.ok()) return Fail("eval", parsed.status().message(), kBadUsage);
@@ -319,19 +358,21 @@ int EvalMain(const Args& args) {
     format_k = ggml_type_name(config.type_k);
     format_v = ggml_type_name(config.type_v);
   } else {
-    const Result<control::Settings> settings = flags.Load();
-    if (!settings.ok()) {
-      std::string message = settings.status().message();
+    const Result<control::Settings> loaded = flags.Load();
+    if (!loaded.ok()) {
+      std::string message = loaded.status().message();
       for (const control::Override& given : flags.overrides()) {
-        if (given.path.starts_with("cache.type") && HostType(given.text, "").ok() && given.text != "f16") {
+        if (given.path.starts_with("cache.type") && HostType(given.text, "").ok() &&
+            given.text != "f16") {
           message += " (a type of the host's own: --device host)";
           break;
         }
       }
       return Fail("eval", message, kBadUsage);
     }
-    type = settings.value().type;
-    flags.Export(settings.value());
+    settings = loaded.value();
+    type = settings->type;
+    flags.Export(*settings);
     format_k = codec::FormatName(type.k);
     format_v = codec::FormatName(type.v);
   }
@@ -340,10 +381,16 @@ int EvalMain(const Args& args) {
   const Result<ModelLayout> layout = ReadLayout(config.model);
   if (!layout.ok()) return Fail("eval", layout.status().message(), kFailed);
   if (layout.value().layers.empty()) {
-    return Fail("eval",
-                fmt::format("{} has no attention (architecture {}): there is no K/V cache to evaluate",
-                            config.model, layout.value().architecture),
-                kFailed);
+    return Fail(
+        "eval",
+        fmt::format("{} has no attention (architecture {}): there is no K/V cache to evaluate",
+                    config.model, layout.value().architecture),
+        kFailed);
+  }
+  if (settings) {
+    if (const Status fits = CheckFormats(layout.value(), *settings); !fits.ok()) {
+      return Fail("eval", fits.message(), kBadUsage);
+    }
   }
   Result<std::string> text = ReadFile(text_file);
   if (!text.ok()) return Fail("eval", text.status().message(), kFailed);
@@ -375,7 +422,8 @@ int EvalMain(const Args& args) {
             const double k = static_cast<double>(layer.elements_k()) * kept;
             const double v = static_cast<double>(layer.elements_v()) * kept;
             const auto bytes = [](ggml_type t) {
-              return static_cast<double>(ggml_type_size(t)) / static_cast<double>(ggml_blck_size(t));
+              return static_cast<double>(ggml_type_size(t)) /
+                     static_cast<double>(ggml_blck_size(t));
             };
             size.logical_bytes += 2 * (k + v);
             size.stored_bytes += k * bytes(config.type_k) + v * bytes(config.type_v);
@@ -389,8 +437,10 @@ int EvalMain(const Args& args) {
     return Fail("eval", evaluated.status().message(), words ? kBadUsage : kFailed);
   }
   const EvalResult& result = evaluated.value();
-  for (const std::string& warning : result.warnings) fmt::print(stderr, "kvtamp eval: warning: {}\n", warning);
-  if (result.chunks.empty()) return Fail("eval", "interrupted before the first chunk was done", 128 + SIGINT);
+  for (const std::string& warning : result.warnings)
+    fmt::print(stderr, "kvtamp eval: warning: {}\n", warning);
+  if (result.chunks.empty())
+    return Fail("eval", "interrupted before the first chunk was done", 128 + SIGINT);
 
   Json j;
   j["device"] = device;
@@ -404,7 +454,8 @@ int EvalMain(const Args& args) {
   j["cpu_info"] = CpuInfo();
   j["type_k"] = ggml_type_name(config.type_k);
   j["type_v"] = ggml_type_name(config.type_v);
-  j["cache_type"] = host ? format_k == format_v ? format_k : format_k + "/" + format_v : codec::PairName(type);
+  j["cache_type"] =
+      host ? format_k == format_v ? format_k : format_k + "/" + format_v : codec::PairName(type);
   j["format_k"] = format_k;
   j["format_v"] = format_v;
   j["n_ctx"] = config.n_ctx;
@@ -449,7 +500,8 @@ int EvalMain(const Args& args) {
   std::fflush(stdout);
 
   if (result.chunks.size() < result.n_chunks) {
-    return Fail("eval", fmt::format("interrupted: {} of {} chunks", result.chunks.size(), result.n_chunks),
+    return Fail("eval",
+                fmt::format("interrupted: {} of {} chunks", result.chunks.size(), result.n_chunks),
                 128 + SIGINT);
   }
   int code = kDone;

@@ -26,8 +26,8 @@ Model LoadModel(const std::string& path, ggml_backend_dev_t device) {
   return {llama_model_load_from_file(path.c_str(), params), &llama_model_free};
 }
 
-Context MakeContext(llama_model* model, const EvalConfig& config, std::uint32_t n_ubatch, bool flash_attention,
-                    ggml_type type_k, ggml_type type_v) {
+Context MakeContext(llama_model* model, const EvalConfig& config, std::uint32_t n_ubatch,
+                    bool flash_attention, ggml_type type_k, ggml_type type_v) {
   llama_context_params params = llama_context_default_params();
   params.n_ctx = config.n_ctx;
   params.n_batch = config.n_batch;
@@ -35,7 +35,8 @@ Context MakeContext(llama_model* model, const EvalConfig& config, std::uint32_t 
   params.n_seq_max = 1;
   params.n_threads = config.n_threads;
   params.n_threads_batch = config.n_threads;
-  params.flash_attn_type = flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+  params.flash_attn_type =
+      flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
   params.type_k = type_k;
   params.type_v = type_v;
   params.swa_full = false;  // as the host's programs do
@@ -97,7 +98,8 @@ void ScoreRows(const float* base, const float* tested, std::size_t n_vocab,
   std::atomic<std::size_t> next{0};
   const auto work = [&] {
     for (std::size_t i = next++; i < out.size(); i = next++) {
-      out[i] = ScoreLogits({base + i * n_vocab, n_vocab}, {tested + i * n_vocab, n_vocab}, truth[i]);
+      out[i] =
+          ScoreLogits({base + i * n_vocab, n_vocab}, {tested + i * n_vocab, n_vocab}, truth[i]);
     }
   };
   std::vector<std::thread> helpers;
@@ -133,11 +135,12 @@ Result<EvalResult> Evaluate(const EvalConfig& config,
   const llama_vocab* vocab = llama_model_get_vocab(model);
   const auto n_vocab = static_cast<std::size_t>(llama_vocab_n_tokens(vocab));
 
-  const Context base =
-      MakeContext(base_model.get(), config, config.n_ubatch_base, true, GGML_TYPE_F16, GGML_TYPE_F16);
-  if (!base) return HostError("cannot make a context of " + std::to_string(config.n_ctx) + " tokens");
-  const Context tested = MakeContext(model, config, config.n_ubatch, config.flash_attention, config.type_k,
-                                     config.type_v);
+  const Context base = MakeContext(base_model.get(), config, config.n_ubatch_base, true,
+                                   GGML_TYPE_F16, GGML_TYPE_F16);
+  if (!base)
+    return HostError("cannot make a context of " + std::to_string(config.n_ctx) + " tokens");
+  const Context tested = MakeContext(model, config, config.n_ubatch, config.flash_attention,
+                                     config.type_k, config.type_v);
   if (!tested) return HostError("cannot make the context that is to be tested");
 
   EvalResult result;
@@ -148,22 +151,23 @@ Result<EvalResult> Evaluate(const EvalConfig& config,
   result.n_params = llama_model_n_params(model);
   const auto n_ctx_train = static_cast<std::uint32_t>(llama_model_n_ctx_train(model));
   if (n_ctx_train > 0 && config.n_ctx > n_ctx_train) {
-    result.warnings.push_back(
-        fmt::format("the model was trained with {} tokens of context, not {}", n_ctx_train, config.n_ctx));
+    result.warnings.push_back(fmt::format("the model was trained with {} tokens of context, not {}",
+                                          n_ctx_train, config.n_ctx));
   }
 
   const std::vector<llama_token> tokens = Tokenize(vocab, config.text);
   result.n_tokens_text = tokens.size();
   const std::uint32_t n_ctx = config.n_ctx;
   result.n_chunks = static_cast<std::uint32_t>(tokens.size() / n_ctx);
-  if (config.max_chunks > 0 && result.n_chunks > config.max_chunks) result.n_chunks = config.max_chunks;
+  if (config.max_chunks > 0 && result.n_chunks > config.max_chunks)
+    result.n_chunks = config.max_chunks;
   if (result.n_chunks == 0) {
     return Status::Invalid(
         fmt::format("the text has {} tokens, fewer than one chunk of {}", tokens.size(), n_ctx));
   }
   if (result.n_chunks < config.max_chunks) {
-    result.warnings.push_back(fmt::format("the text has {} tokens: {} chunks instead of {}", tokens.size(),
-                                          result.n_chunks, config.max_chunks));
+    result.warnings.push_back(fmt::format("the text has {} tokens: {} chunks instead of {}",
+                                          tokens.size(), result.n_chunks, config.max_chunks));
   }
   const bool add_bos = llama_vocab_get_add_bos(vocab);
   const std::uint32_t first = n_ctx / 2;  // first scored position

@@ -1,11 +1,11 @@
-// The engine of `kvtamp eval`: one text through two contexts of libllama in lockstep, batch by batch, and
-// the distance of their predictions. The base is the host's own f16 cache on the CPU; the tested one is
-// the same model with another cache. The base uses flash attention.
+// The engine of `kvtamp eval`: one text through two contexts of libllama in lockstep, batch by
+// batch, and the distance of their predictions. The base is the host's own f16 cache on the CPU;
+// the tested one is the same model with another cache. The base uses flash attention.
 //
-// The text is cut into chunks of n_ctx tokens, each run from an empty cache with its first token replaced
-// by BOS if the model wants one; the second half of a chunk is scored (positions n_ctx/2 … n_ctx-2), as
-// llama-perplexity does. Lockstep means that no logits are kept beyond one batch: memory is
-// 2 * n_batch * n_vocab floats.
+// The text is cut into chunks of n_ctx tokens, each run from an empty cache with its first token
+// replaced by BOS if the model wants one; the second half of a chunk is scored (positions n_ctx/2 …
+// n_ctx-2), as llama-perplexity does. Lockstep means that no logits are kept beyond one batch:
+// memory is 2 * n_batch * n_vocab floats.
 #pragma once
 
 #include <ggml.h>
@@ -36,7 +36,8 @@ struct EvalConfig {
   bool flash_attention = true;  // of the tested context
 };
 
-// The tested cache at the end of a chunk; all zero when the plug-in tells nothing (host: by type sizes).
+// The tested cache at the end of a chunk; all zero when the plug-in tells nothing (host: by type
+// sizes).
 struct CacheSize {
   double logical_bytes = 0;
   double stored_bytes = 0;
@@ -45,7 +46,7 @@ struct CacheSize {
 
 struct ChunkResult {
   Divergence divergence;
-  double seconds = 0;       // in llama_decode, tested
+  double seconds = 0;  // in llama_decode, tested
   double seconds_base = 0;
   CacheSize size;
 };
@@ -62,8 +63,8 @@ struct EvalResult {
   std::vector<std::string> warnings;
 };
 
-// `progress(chunk, fraction of all work)`; returning false stops after the current batch, and what is
-// complete by then is the result. `size_of_host` gives the host cache's size at n tokens.
+// `progress(chunk, fraction of all work)`; returning false stops after the current batch, and what
+// is complete by then is the result. `size_of_host` gives the host cache's size at n tokens.
 Result<EvalResult> Evaluate(const EvalConfig& config,
                             const std::function<bool(std::uint32_t, double)>& progress,
                             const std::function<CacheSize(std::uint32_t)>& size_of_host);

@@ -61,12 +61,16 @@ Examples:
     fmt::print("{}\n", rows.dump(2));
     return kDone;
   }
-  fmt::print("Bits per element of a full coded page of {} tokens, by head size. A cache also holds f16 "
-             "rows:\nsinks, the recent window and the page being filled (`kvtamp doctor -m MODEL` counts "
-             "them).\n\n",
-             page_size);
-  fmt::print("| {:6} | {:16} | {:16} | K @64 | V @64 | K+V @64 | K+V @128 | note |\n", "name", "K", "V");
-  fmt::print("| ------ | ---------------- | ---------------- | ----: | ----: | ------: | -------: | ---- |\n");
+  fmt::print(
+      "Bits per element of a full coded page of {} tokens, by head size. A cache also holds f16 "
+      "rows:\nsinks, the recent window and the page being filled (`kvtamp doctor -m MODEL` counts "
+      "them).\n\n",
+      page_size);
+  fmt::print("| {:6} | {:16} | {:16} | K @64 | V @64 | K+V @64 | K+V @128 | note |\n", "name", "K",
+             "V");
+  fmt::print(
+      "| ------ | ---------------- | ---------------- | ----: | ----: | ------: | -------: | ---- "
+      "|\n");
   for (const auto& row : rows) {
     const auto& at64 = row["bits"]["64"];
     fmt::print("| {:6} | {:16} | {:16} | {:5.2f} | {:5.2f} | {:7.2f} | {:8.2f} | {} |\n",

@@ -61,42 +61,50 @@ class File {
 
   bool HasTensorStarting(const std::string& prefix) const {
     for (std::int64_t i = 0; i < gguf_get_n_tensors(gguf_.get()); ++i) {
-      if (std::strncmp(gguf_get_tensor_name(gguf_.get(), i), prefix.c_str(), prefix.size()) == 0) return true;
+      if (std::strncmp(gguf_get_tensor_name(gguf_.get(), i), prefix.c_str(), prefix.size()) == 0)
+        return true;
     }
     return false;
   }
 
  private:
   const void* gguf_get_val_data_or_null(std::int64_t id) const {
-    return gguf_get_kv_type(gguf_.get(), id) == GGUF_TYPE_STRING ? nullptr
-                                                                 : gguf_get_val_data(gguf_.get(), id);
+    return gguf_get_kv_type(gguf_.get(), id) == GGUF_TYPE_STRING
+               ? nullptr
+               : gguf_get_val_data(gguf_.get(), id);
   }
 
   static std::optional<std::uint32_t> Read(gguf_type type, const void* data, std::size_t i) {
     if (data == nullptr) return std::nullopt;
     switch (type) {
-      case GGUF_TYPE_UINT8: return static_cast<const std::uint8_t*>(data)[i];
-      case GGUF_TYPE_BOOL: return static_cast<const std::int8_t*>(data)[i] != 0 ? 1 : 0;
-      case GGUF_TYPE_UINT16: return static_cast<const std::uint16_t*>(data)[i];
-      case GGUF_TYPE_UINT32: return static_cast<const std::uint32_t*>(data)[i];
+      case GGUF_TYPE_UINT8:
+        return static_cast<const std::uint8_t*>(data)[i];
+      case GGUF_TYPE_BOOL:
+        return static_cast<const std::int8_t*>(data)[i] != 0 ? 1 : 0;
+      case GGUF_TYPE_UINT16:
+        return static_cast<const std::uint16_t*>(data)[i];
+      case GGUF_TYPE_UINT32:
+        return static_cast<const std::uint32_t*>(data)[i];
       case GGUF_TYPE_INT32:
         return static_cast<std::uint32_t>(std::max(0, static_cast<const std::int32_t*>(data)[i]));
       case GGUF_TYPE_UINT64:
         return static_cast<std::uint32_t>(static_cast<const std::uint64_t*>(data)[i]);
-      default: return std::nullopt;
+      default:
+        return std::nullopt;
     }
   }
 
   std::unique_ptr<gguf_context, void (*)(gguf_context*)> gguf_;
 };
 
-std::uint32_t At(const std::vector<std::uint32_t>& numbers, std::uint32_t i, std::uint32_t fallback) {
+std::uint32_t At(const std::vector<std::uint32_t>& numbers, std::uint32_t i,
+                 std::uint32_t fallback) {
   if (numbers.empty()) return fallback;
   return numbers[std::min<std::size_t>(i, numbers.size() - 1)];
 }
 
-// Every how many layers one attends everything, where the host knows it by architecture and the file
-// need not say; 0 = not known here.
+// Every how many layers one attends everything, where the host knows it by architecture and the
+// file need not say; 0 = not known here.
 std::uint32_t KnownPattern(const std::string& architecture) {
   if (architecture == "gemma3") return 6;
   if (architecture == "gemma2" || architecture == "gpt-oss") return 2;
@@ -130,7 +138,8 @@ Result<ModelLayout> ReadLayout(const std::string& gguf) {
     in.read(magic, sizeof(magic));
     if (std::memcmp(magic, "GGUF", 4) != 0) return Status::Invalid(gguf + " is not a GGUF file");
   }
-  gguf_context* context = gguf_init_from_file(gguf.c_str(), {/*.no_alloc =*/true, /*.ctx =*/nullptr});
+  gguf_context* context =
+      gguf_init_from_file(gguf.c_str(), {/*.no_alloc =*/true, /*.ctx =*/nullptr});
   if (context == nullptr) return Status::Invalid(gguf + " is not a GGUF file this ggml can read");
   const File file(context);
 
@@ -178,7 +187,8 @@ Result<ModelLayout> ReadLayout(const std::string& gguf) {
     LayerLayout layer;
     layer.layer = il;
     if (model.n_swa > 0) {
-      layer.swa = file.IsArray(pattern_key) ? At(pattern, il, 0) != 0 : period > 0 && il % period < period - 1;
+      layer.swa = file.IsArray(pattern_key) ? At(pattern, il, 0) != 0
+                                            : period > 0 && il % period < period - 1;
     }
     if (model.mla) {
       layer.n_head_kv = 1;
@@ -201,6 +211,23 @@ Result<ModelLayout> ReadLayout(const std::string& gguf) {
     if (!shared && layer.n_head_kv > 0 && layer.head_size_k > 0) model.layers.push_back(layer);
   }
   return model;
+}
+
+Status CheckFormats(const ModelLayout& model, const control::Settings& settings) {
+  for (const LayerLayout& layer : model.layers) {
+    const codec::Pair& type = settings.TypeOfLayer(layer.layer);
+    for (const codec::Side side : {codec::Side::kK, codec::Side::kV}) {
+      const codec::Format& format = side == codec::Side::kK ? type.k : type.v;
+      const std::uint32_t dim = side == codec::Side::kK ? layer.head_size_k : layer.head_size_v;
+      if (format.group == 0 || dim == 0) continue;
+      const Result<codec::Format> resolved = codec::Resolve(format, side, dim);
+      if (!resolved.ok()) {
+        return Status::Invalid("layer " + std::to_string(layer.layer) + " of " + model.name + ": " +
+                               resolved.status().message());
+      }
+    }
+  }
+  return Status::Ok();
 }
 
 }  // namespace kvtamp::tool

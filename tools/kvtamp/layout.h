@@ -1,6 +1,6 @@
-// The shape of a model's cache, read from a GGUF file's metadata and tensor list alone (no weights are
-// read, no model is loaded). What the host decides only at run time (which layers slide, for models whose
-// file does not say) is marked as not known rather than guessed.
+// The shape of a model's cache, read from a GGUF file's metadata and tensor list alone (no weights
+// are read, no model is loaded). What the host decides only at run time (which layers slide, for
+// models whose file does not say) is marked as not known rather than guessed.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "control/settings.h"
 
 namespace kvtamp::tool {
 
@@ -26,13 +27,13 @@ struct ModelLayout {
   std::string architecture;
   std::uint32_t n_ctx_train = 0;
   std::uint32_t n_layer = 0;
-  std::uint32_t n_head = 0;     // query heads (of the first attention layer)
-  std::uint32_t n_swa = 0;      // 0: no sliding window
-  bool swa_known = true;        // false: some layers slide, the file does not say which
+  std::uint32_t n_head = 0;  // query heads (of the first attention layer)
+  std::uint32_t n_swa = 0;   // 0: no sliding window
+  bool swa_known = true;     // false: some layers slide, the file does not say which
   bool mla = false;
-  std::uint32_t n_recurrent = 0;  // layers with recurrent state
-  std::uint32_t n_shared = 0;     // layers that read another layer's K/V
-  bool causal = true;             // false: an encoder
+  std::uint32_t n_recurrent = 0;    // layers with recurrent state
+  std::uint32_t n_shared = 0;       // layers that read another layer's K/V
+  bool causal = true;               // false: an encoder
   std::vector<LayerLayout> layers;  // those with K/V of their own
 
   std::uint64_t elements() const;  // K and V of one token, all layers
@@ -41,5 +42,10 @@ struct ModelLayout {
 };
 
 Result<ModelLayout> ReadLayout(const std::string& gguf);
+
+// Whether the formats asked for fit the model's heads: an error when a group of elements that the
+// user chose does not divide one. (Heads of a size that no format takes are not the user's mistake:
+// the plug-in keeps such layers uncompressed.)
+Status CheckFormats(const ModelLayout& model, const control::Settings& settings);
 
 }  // namespace kvtamp::tool

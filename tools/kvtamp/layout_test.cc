@@ -41,8 +41,8 @@ class TempModel {
   std::string path_;
 };
 
-void AddTensor(gguf_context* gguf, ggml_context* tensors, const std::string& name, std::int64_t columns,
-               std::int64_t rows) {
+void AddTensor(gguf_context* gguf, ggml_context* tensors, const std::string& name,
+               std::int64_t columns, std::int64_t rows) {
   ggml_tensor* tensor = ggml_new_tensor_2d(tensors, GGML_TYPE_F32, columns, rows);
   ggml_set_name(tensor, name.c_str());
   gguf_add_tensor(gguf, tensor);
@@ -158,6 +158,19 @@ TEST(Layout, LayersWithoutACache) {
     AddTensor(gguf, tensors, "blk.1.ssm_in.weight", 8, 8);
   });
   EXPECT_TRUE(recurrent.Read().layers.empty());
+}
+
+TEST(CheckFormats, AGroupMustDivideEveryHead) {
+  const TempModel file([](gguf_context* gguf, ggml_context*) { Basics(gguf, "llama", 2); });
+  const ModelLayout model = file.Read();
+  const auto check = [&](const char* type_v) {
+    const auto settings = control::LoadSettings({{"cache.type_v", type_v, ""}}, {});
+    EXPECT_TRUE(settings.ok()) << settings.status().message();
+    return CheckFormats(model, settings.value());
+  };
+  EXPECT_TRUE(check("auto").ok());
+  EXPECT_TRUE(check("lm4_g32_pt+had").ok());
+  EXPECT_NE(check("lm4_g48_pt+had").message().find("48"), std::string::npos);
 }
 
 TEST(Layout, BadFiles) {

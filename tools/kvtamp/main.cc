@@ -27,19 +27,21 @@ constexpr Command kCommands[] = {
 };
 
 void PrintHelp() {
-  fmt::print("kvtamp {}: a compressed KV cache for unmodified llama.cpp\n\n"
-             "Usage: kvtamp COMMAND [flags], kvtamp help COMMAND, kvtamp --version\n\nCommands:\n",
-             KVTAMP_VERSION);
+  fmt::print(
+      "kvtamp {}: a compressed KV cache for unmodified llama.cpp\n\n"
+      "Usage: kvtamp COMMAND [flags], kvtamp help COMMAND, kvtamp --version\n\nCommands:\n",
+      KVTAMP_VERSION);
   for (const Command& command : kCommands) fmt::print("  {:8} {}\n", command.name, command.help);
-  fmt::print("\nExamples:\n"
-             "  kvtamp run -- llama-server -m model.gguf\n"
-             "  kvtamp doctor -m model.gguf\n"
-             "  kvtamp eval -m model.gguf -f text.txt --cache k4v4\n");
+  fmt::print(
+      "\nExamples:\n"
+      "  kvtamp run -- llama-server -m model.gguf\n"
+      "  kvtamp doctor -m model.gguf\n"
+      "  kvtamp eval -m model.gguf -f text.txt --cache k4v4\n");
 }
 
 void PrintVersion() {
-  fmt::print("kvtamp {}\nllama.cpp {} (ggml {}, commit {}, backend API {})\n", KVTAMP_VERSION, llama_version(),
-             ggml_version(), ggml_commit(), GGML_BACKEND_API_VERSION);
+  fmt::print("kvtamp {}\nllama.cpp {} (ggml {}, commit {}, backend API {})\n", KVTAMP_VERSION,
+             llama_version(), ggml_version(), ggml_commit(), GGML_BACKEND_API_VERSION);
 }
 
 int Main(Args args) {

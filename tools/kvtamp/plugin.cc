@@ -31,7 +31,8 @@ void OnHostLog(ggml_log_level level, const char* text, void*) {
   HostLog& log = Log();
   const std::lock_guard<std::mutex> lock(log.mutex);
   if (log.verbose) std::fputs(text, stderr);
-  if (level != GGML_LOG_LEVEL_ERROR && level != GGML_LOG_LEVEL_WARN && level != GGML_LOG_LEVEL_CONT) return;
+  if (level != GGML_LOG_LEVEL_ERROR && level != GGML_LOG_LEVEL_WARN && level != GGML_LOG_LEVEL_CONT)
+    return;
   if (level == GGML_LOG_LEVEL_CONT && log.partial.empty()) return;
   log.partial += text;
   if (log.partial.empty() || log.partial.back() != '\n') return;
@@ -60,8 +61,9 @@ Result<std::string> FindPlugin() {
     const fs::path file = place / "libggml-kvtamp.so";
     if (fs::is_regular_file(file, ec)) return fs::canonical(file, ec).string();
   }
-  return Status::Invalid("libggml-kvtamp.so is neither in " + (folder.parent_path() / "lib").string() +
-                         " nor in " + folder.string() + "; set KVTAMP_PLUGIN to its path");
+  return Status::Invalid("libggml-kvtamp.so is neither in " +
+                         (folder.parent_path() / "lib").string() + " nor in " + folder.string() +
+                         "; set KVTAMP_PLUGIN to its path");
 }
 
 void SilenceHost(bool verbose) {
@@ -89,7 +91,8 @@ Result<Plugin> LoadPlugin(const std::string& path) {
     return Status::Unsupported(said.empty() ? path + " did not load" : said);
   }
   plugin.device = ggml_backend_dev_by_name(kDeviceName);
-  if (plugin.device == nullptr) return Status::Internal(path + " registers no device " + kDeviceName);
+  if (plugin.device == nullptr)
+    return Status::Internal(path + " registers no device " + kDeviceName);
   plugin.stats_json = reinterpret_cast<const char* (*)()>(
       ggml_backend_reg_get_proc_address(plugin.reg, "kvtamp_stats_json"));
   if (plugin.stats_json == nullptr) plugin.stats_json = NoStats;

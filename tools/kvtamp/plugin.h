@@ -17,7 +17,8 @@ Result<std::string> FindPlugin();
 
 // Keeps what libllama and ggml say from the screen; `verbose` lets it through.
 void SilenceHost(bool verbose);
-// The last lines they logged at level error or warning, oldest first, joined by "; "; then forgets them.
+// The last lines they logged at level error or warning, oldest first, joined by "; "; then forgets
+// them.
 std::string TakeHostErrors();
 
 struct Plugin {
@@ -25,8 +26,8 @@ struct Plugin {
   ggml_backend_dev_t device = nullptr;
   const char* (*stats_json)() = nullptr;  // never null: an empty object when the plug-in has none
 };
-// Loads the host's own backends first, as they must be, then the plug-in. Settings must already be in the
-// environment. The error is the plug-in's or ggml's own line.
+// Loads the host's own backends first, as they must be, then the plug-in. Settings must already be
+// in the environment. The error is the plug-in's or ggml's own line.
 Result<Plugin> LoadPlugin(const std::string& path);
 
 }  // namespace kvtamp::tool

@@ -1,5 +1,6 @@
-// kvtamp run [flags] -- PROGRAM ARGS…: starts an unmodified llama.cpp program with its cache on our device.
-// Exit code: 125 own failure, 126 not runnable, 127 not found, 2 bad usage, else the program's.
+// kvtamp run [flags] -- PROGRAM ARGS…: starts an unmodified llama.cpp program with its cache on our
+// device. Exit code: 125 own failure, 126 not runnable, 127 not found, 2 bad usage, else the
+// program's.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <stdlib.h>
@@ -9,6 +10,7 @@
 #include <cstring>
 
 #include "tools/kvtamp/cli.h"
+#include "tools/kvtamp/layout.h"
 #include "tools/kvtamp/plugin.h"
 #include "tools/kvtamp/run_plan.h"
 
@@ -31,7 +33,8 @@ no variables, it appends flags. The exit code is the program's; 125, 126, 127 as
 
 // Flags of ours that take no value: with them the program's start can be told without "--".
 bool TakesNoValue(const std::string& flag) {
-  return flag == "--print-env" || flag == "-h" || flag == "--help" || flag == "-q" || flag == "--quiet";
+  return flag == "--print-env" || flag == "-h" || flag == "--help" || flag == "-q" ||
+         flag == "--quiet";
 }
 
 void Split(const Args& args, Args& own, Args& program) {
@@ -56,8 +59,8 @@ std::string TypeText(const codec::Pair& type) {
 }
 
 std::string ShellQuoted(const std::string& text) {
-  if (text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_+-./:,@") ==
-      text.npos) {
+  if (text.find_first_not_of(
+          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_+-./:,@") == text.npos) {
     return text;
   }
   std::string out = "'";
@@ -71,8 +74,10 @@ int RunMain(const Args& args) {
   Args own, program;
   Split(args, own, program);
 
-  CLI::App app("kvtamp run [flags] -- PROGRAM ARGS...\nstarts a llama.cpp program with its KV cache kept by kvtamp",
-               "kvtamp run");
+  CLI::App app(
+      "kvtamp run [flags] -- PROGRAM ARGS...\nstarts a llama.cpp program with its KV cache kept by "
+      "kvtamp",
+      "kvtamp run");
   app.footer(kFooter);
   bool print_env = false, quiet = false;
   app.add_flag("--print-env", print_env, "print what would be set, for copying, and exit");
@@ -95,6 +100,20 @@ int RunMain(const Args& args) {
       });
   if (!planned.ok()) return Fail("run", planned.status().message(), kOwnFailure);
   const RunPlan& plan = planned.value();
+  std::vector<std::string> warnings = plan.warnings;
+  if (!plan.model.empty()) {
+    SilenceHost(false);
+    // A file that cannot be read is for the program to complain about.
+    if (const auto layout = ReadLayout(plan.model); layout.ok()) {
+      if (const Status fits = CheckFormats(layout.value(), settings.value()); !fits.ok()) {
+        return Fail("run", fits.message(), kBadUsage);
+      }
+      if (layout.value().layers.empty() || !layout.value().causal) {
+        warnings.push_back(plan.model + " has no K/V cache (architecture " +
+                           layout.value().architecture + "): nothing will be compressed");
+      }
+    }
+  }
 
   const control::Environment before = control::ProcessEnvironment();
   settings_flags.Export(settings.value());
@@ -107,7 +126,8 @@ int RunMain(const Args& args) {
     set.emplace_back(name, value);
   }
 
-  for (const std::string& warning : plan.warnings) fmt::print(stderr, "kvtamp run: warning: {}\n", warning);
+  for (const std::string& warning : warnings)
+    fmt::print(stderr, "kvtamp run: warning: {}\n", warning);
   if (print_env) {
     for (const auto& [name, value] : before) {
       if (::getenv(name.c_str()) == nullptr) fmt::print("unset {}\n", name);
@@ -118,8 +138,9 @@ int RunMain(const Args& args) {
   }
   if (!quiet) {
     const control::Settings& s = settings.value();
-    std::string line = fmt::format("kvtamp run: device {}, cache {}, page {}, {} sinks, window {}; set",
-                                   kDeviceName, TypeText(s.type), s.page_size, s.n_sink, s.residual_length);
+    std::string line =
+        fmt::format("kvtamp run: device {}, cache {}, page {}, {} sinks, window {}; set",
+                    kDeviceName, TypeText(s.type), s.page_size, s.n_sink, s.residual_length);
     for (const auto& [name, value] : set) line += fmt::format(" {}={}", name, ShellQuoted(value));
     if (set.empty()) line += " nothing";
     if (!plan.append.empty()) line += fmt::format("; appended {}", fmt::join(plan.append, " "));

@@ -8,7 +8,8 @@
 namespace kvtamp::tool {
 namespace {
 
-// One thing a host must be told. `flags` are its spellings, `off` those that mean "no" by themselves.
+// One thing a host must be told. `flags` are its spellings, `off` those that mean "no" by
+// themselves.
 struct Wish {
   const char* env;
   const char* value;
@@ -24,11 +25,13 @@ constexpr std::string_view kNoProjector[] = {"--no-mmproj-offload"};
 constexpr std::string_view kCacheRam[] = {"-cram", "--cache-ram"};
 constexpr std::string_view kOffload[] = {"-kvo", "--kv-offload"};
 constexpr std::string_view kNoOffload[] = {"-nkvo", "--no-kv-offload"};
+constexpr std::string_view kModel[] = {"-m", "--model"};
 constexpr std::string_view kTypeK[] = {"-ctk", "--cache-type-k"};
 constexpr std::string_view kTypeV[] = {"-ctv", "--cache-type-v"};
 
-// 999 is every layer of any model, in the words of every version of the host. Given explicitly it also
-// keeps --fit, which counts uncompressed bytes, from moving layers (and their cache) away from us.
+// 999 is every layer of any model, in the words of every version of the host. Given explicitly it
+// also keeps --fit, which counts uncompressed bytes, from moving layers (and their cache) away from
+// us.
 constexpr Wish kWishes[] = {
     {"LLAMA_ARG_DEVICE", "KVTAMP", kDevice, {}},
     {"LLAMA_ARG_N_GPU_LAYERS", "999", kLayers, {}},
@@ -92,7 +95,9 @@ class Words {
 };
 
 bool NamesUs(const std::string& devices) {
-  const std::string list = "," + Lower(devices) + ",";
+  std::string list(1, ',');
+  list += Lower(devices);
+  list += ',';
   return list.find(",kvtamp,") != list.npos || list.find("/kvtamp/") != list.npos;
 }
 
@@ -113,8 +118,11 @@ Result<RunPlan> PlanRun(const std::string& plugin, const std::vector<std::string
                            " and can name one library only: unset it to run with kvtamp");
   }
 
+  plan.model = words.Value(kModel, "LLAMA_ARG_MODEL");
+
   const bool bench = name == "llama-bench";
   for (const Wish& wish : kWishes) {
+    if (bench) break;  // it reads no LLAMA_ARG_ variable; flags are appended below
     if (words.HasFlag(wish.flags) || words.HasFlag(wish.off)) continue;
     if (getenv(wish.env)) continue;
     // The host's other spelling: LLAMA_ARG_NO_MMPROJ_OFFLOAD.
@@ -123,8 +131,9 @@ Result<RunPlan> PlanRun(const std::string& plugin, const std::vector<std::string
     if (!wish.off.empty() && getenv(no)) continue;
     plan.set.emplace_back(wish.env, wish.value);
   }
-  if (bench) {  // it reads no LLAMA_ARG_ variable
-    const auto append = [&](std::span<const std::string_view> flags, const char* flag, const char* value) {
+  if (bench) {
+    const auto append = [&](std::span<const std::string_view> flags, const char* flag,
+                            const char* value) {
       if (words.HasFlag(flags)) return;
       plan.append.emplace_back(flag);
       plan.append.emplace_back(value);
@@ -162,9 +171,10 @@ Result<RunPlan> PlanRun(const std::string& plugin, const std::vector<std::string
         std::tuple(std::span<const std::string_view>(kTypeV), "LLAMA_ARG_CACHE_TYPE_V", "-ctv")}) {
     const std::string type = Lower(words.Value(flags, bench ? "" : env));
     if (!type.empty() && type != "f16" && type != "f32" && type != "bf16") {
-      plan.warnings.push_back(std::string(flag) + " " + type + " of " + name +
-                              " quantises before kvtamp sees a row: leave it at f16 and say "
-                              "`kvtamp run --cache TYPE`");
+      plan.warnings.push_back(
+          std::string(flag) + " " + type +
+          " is the host's own quantisation and keeps kvtamp's off: leave it at f16 and say "
+          "`kvtamp run --cache TYPE`");
     }
   }
   return plan;

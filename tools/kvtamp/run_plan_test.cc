@@ -30,11 +30,12 @@ TEST(RunPlan, SetsWhatAHostNeeds) {
                             {"LLAMA_ARG_CACHE_RAM", "0"}}));
   EXPECT_TRUE(plan.append.empty());
   EXPECT_TRUE(plan.warnings.empty());
+  EXPECT_EQ(plan.model, "x.gguf");
 }
 
 TEST(RunPlan, LeavesWhatTheUserSet) {
-  EXPECT_EQ(Set(Plan({"llama-server", "-dev", "CUDA0,kvtamp", "--n_gpu_layers", "all", "-fa", "auto",
-                      "--no-mmproj-offload", "-cram", "100"})),
+  EXPECT_EQ(Set(Plan({"llama-server", "-dev", "CUDA0,kvtamp", "--n_gpu_layers", "all", "-fa",
+                      "auto", "--no-mmproj-offload", "-cram", "100"})),
             (Env{{"GGML_BACKEND_PATH", "/lib/libggml-kvtamp.so"}}));
   const Env env = {{"GGML_BACKEND_PATH", "/x/libggml-kvtamp.so"},
                    {"LLAMA_ARG_DEVICE", "KVTAMP"},
@@ -50,6 +51,7 @@ TEST(RunPlan, LeavesWhatTheUserSet) {
 TEST(RunPlan, BenchGetsFlags) {
   RunPlan plan = Plan({"./bin/llama-bench", "-m", "x"});
   EXPECT_EQ(plan.append, (std::vector<std::string>{"-dev", "KVTAMP", "-ngl", "999", "-fa", "1"}));
+  EXPECT_EQ(Set(plan), (Env{{"GGML_BACKEND_PATH", "/lib/libggml-kvtamp.so"}}));
   plan = Plan({"llama-bench", "-fa", "1", "-ngl", "99", "-nkvo", "0"});
   EXPECT_EQ(plan.append, (std::vector<std::string>{"-dev", "KVTAMP"}));
   EXPECT_TRUE(plan.warnings.empty());
@@ -57,26 +59,36 @@ TEST(RunPlan, BenchGetsFlags) {
 }
 
 TEST(RunPlan, SaysWhatDefeatsUs) {
-  for (const std::vector<std::string>& args :
-       {std::vector<std::string>{"-ngl", "0"}, {"-fa", "off"}, {"-fa", "0"}, {"-nkvo"}, {"--no-kv-offload"},
-        {"-dev", "none"}, {"-dev", "CUDA0"}, {"-ngl", "12"}, {"-ctk", "q8_0"}, {"-ctv", "q4_0"}}) {
+  for (const std::vector<std::string>& args : {std::vector<std::string>{"-ngl", "0"},
+                                               {"-fa", "off"},
+                                               {"-fa", "0"},
+                                               {"-nkvo"},
+                                               {"--no-kv-offload"},
+                                               {"-dev", "none"},
+                                               {"-dev", "CUDA0"},
+                                               {"-ngl", "12"},
+                                               {"-ctk", "q8_0"},
+                                               {"-ctv", "q4_0"}}) {
     std::vector<std::string> program = {"llama-cli"};
     program.insert(program.end(), args.begin(), args.end());
     EXPECT_EQ(Plan(program).warnings.size(), 1u) << args[0];
   }
-  for (const Env& env : {Env{{"LLAMA_ARG_N_GPU_LAYERS", "0"}}, Env{{"LLAMA_ARG_FLASH_ATTN", "off"}},
-                         Env{{"LLAMA_ARG_KV_OFFLOAD", "false"}}, Env{{"LLAMA_ARG_NO_KV_OFFLOAD", "1"}},
-                         Env{{"LLAMA_ARG_DEVICE", "none"}}, Env{{"LLAMA_ARG_CACHE_TYPE_K", "q4_0"}}}) {
+  for (const Env& env :
+       {Env{{"LLAMA_ARG_N_GPU_LAYERS", "0"}}, Env{{"LLAMA_ARG_FLASH_ATTN", "off"}},
+        Env{{"LLAMA_ARG_KV_OFFLOAD", "false"}}, Env{{"LLAMA_ARG_NO_KV_OFFLOAD", "1"}},
+        Env{{"LLAMA_ARG_DEVICE", "none"}}, Env{{"LLAMA_ARG_CACHE_TYPE_K", "q4_0"}}}) {
     EXPECT_EQ(Plan({"llama-cli"}, env).warnings.size(), 1u) << env.begin()->first;
   }
   EXPECT_TRUE(Plan({"llama-cli", "-ctk", "f16", "-ngl", "all", "-fa", "on"}).warnings.empty());
   // The flag wins over the variable.
-  EXPECT_TRUE(Plan({"llama-cli", "-ngl", "all"}, {{"LLAMA_ARG_N_GPU_LAYERS", "0"}}).warnings.empty());
+  EXPECT_TRUE(
+      Plan({"llama-cli", "-ngl", "all"}, {{"LLAMA_ARG_N_GPU_LAYERS", "0"}}).warnings.empty());
 }
 
 TEST(RunPlan, AnotherPluginIsAnError) {
   const auto plan = PlanRun("/lib/libggml-kvtamp.so", {"llama-cli"}, [](const std::string& name) {
-    return name == "GGML_BACKEND_PATH" ? std::optional<std::string>("/x/libggml-vulkan.so") : std::nullopt;
+    return name == "GGML_BACKEND_PATH" ? std::optional<std::string>("/x/libggml-vulkan.so")
+                                       : std::nullopt;
   });
   ASSERT_FALSE(plan.ok());
   EXPECT_NE(plan.status().message().find("libggml-vulkan.so"), std::string::npos);
