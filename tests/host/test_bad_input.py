@@ -13,7 +13,7 @@ def answer(programs, *args, **settings):
     """Checks that the host answers as ever; what we said, less the summary at exit."""
     result = programs.complete(PROMPT, 8, *args, ctx=512, cache=DEFAULT, **settings)
     assert result.out.startswith(" Paris."), result.out
-    return [line for line in result.lines("kvtamp: ") if "tokens written" not in line]
+    return [line for line in result.lines("kvtamp: ") if "KVTAMP (" not in line]
 
 
 def refusal(programs, **settings):
