@@ -27,19 +27,18 @@ HWY_INLINE std::uint32_t StripLanes() {
 
 // S = StripLanes(); a strip's last vectors are left out where the unit has no rows for them.
 struct PrefillScratchLayout {
-  float* q;            // [strips][dim_k][S], times the scale
-  float* acc;          // [strips][dim_v up to 16][S], model's basis
-  float* acc_rotated;  // the same, rotated basis
-  float* max;          // [strips][S]
-  float* sum;          // [strips][S]
-  float* slope;        // [strips][S]
-  float* score;        // [kMaxTile][S], then weights
-  float* mask;         // [kMaxTile][S] what to add
-  float* k;            // tile, see tile-inl.h
-  float* v;            // tile
-  float* grid;         // of one page
-  std::uint16_t*
-      mask_of;  // [rows] which of the mask's rows it looks at, counted from the unit's first
+  float* q;                 // [strips][dim_k][S], times the scale
+  float* acc;               // [strips][dim_v up to 16][S], model's basis
+  float* acc_rotated;       // the same, rotated basis
+  float* max;               // [strips][S]
+  float* sum;               // [strips][S]
+  float* slope;             // [strips][S]
+  float* score;             // [kMaxTile][S], then weights
+  float* mask;              // [kMaxTile][S] what to add
+  float* k;                 // tile, see tile-inl.h
+  float* v;                 // tile
+  float* grid;              // of one page
+  std::uint16_t* mask_of;   // [rows] the row of the mask it looks at, the unit's first being 0
   std::uint16_t* first_of;  // [mask rows] the first query row that looks at it
   std::uint32_t n_masks = 0;
   MaskClass* classes;  // [mask rows][kMaxTilePages]

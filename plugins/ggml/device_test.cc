@@ -105,8 +105,7 @@ TEST(Device, BadSettingKeepsTheOldOnes) {
   setenv("KVTAMP_CACHE_TYPE", "f16", 1);
 }
 
-// --- supports_op
-// -------------------------------------------------------------------------------------
+// --- supports_op --------------------------------------------------------------------------------
 
 class SupportsOp : public ::testing::Test {
  protected:

@@ -192,8 +192,7 @@ Step Next(int n_tok, Way way) {
   return s;
 }
 
-// --- shapes
-// ------------------------------------------------------------------------------------------
+// --- shapes -------------------------------------------------------------------------------------
 
 class HeadSizes : public ::testing::TestWithParam<std::pair<int, int>> {};
 
@@ -384,8 +383,7 @@ TEST_P(RandomShapes, Play) {
 
 INSTANTIATE_TEST_SUITE_P(Seed, RandomShapes, ::testing::Range(0, 24));
 
-// --- what stays exact
-// --------------------------------------------------------------------------------
+// --- what stays exact ---------------------------------------------------------------------------
 
 TEST(Attention, FirstAndNewestRowsStayF16) {
   constexpr int kSink = 4, kWindow = 64, kPage = 32, kRows = 400;

@@ -367,8 +367,7 @@ TEST(Plain, NeighboursOfTheCache) {
   }
 }
 
-// --- recurrent state
-// ---------------------------------------------------------------------------------
+// --- recurrent state ----------------------------------------------------------------------------
 
 // A buffer of one tensor, as llama_memory_recurrent makes its states.
 struct State {
@@ -479,8 +478,7 @@ TEST(Plain, RecurrentSsmScan) {
   }
 }
 
-// --- weights put upon us
-// -----------------------------------------------------------------------------
+// --- weights put upon us ------------------------------------------------------------------------
 
 TEST(Plain, ForcedWeights) {
   const ggml_backend_ptr ours = NewBackend(), cpu = NewCpu();

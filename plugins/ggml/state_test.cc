@@ -294,8 +294,7 @@ TEST(State, CopiesToAndFromPlainTensors) {
   }
 }
 
-// --- K-shift
-// -----------------------------------------------------------------------------------------
+// --- K-shift ------------------------------------------------------------------------------------
 
 struct Rope {
   const char* name;
@@ -406,8 +405,15 @@ TEST(KShift, ManyShiftsInF16) {
   EXPECT_LE(Nmse(ToFloat(Get<Half>(f.cache.k[0])), ToFloat(Get<Half>(plain.k[0]))), 1e-6);
 }
 
-// --- address space
-// -----------------------------------------------------------------------------------
+// --- address space ------------------------------------------------------------------------------
+
+// Under a sanitizer freed memory stays in its quarantine and every byte has a shadow, so what the process
+// holds says nothing about us; the release build of this test does.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kResidentIsOurs = false;
+#else
+constexpr bool kResidentIsOurs = true;
+#endif
 
 std::size_t ResidentBytes() {
   std::ifstream in("/proc/self/statm");
@@ -428,7 +434,9 @@ TEST(AddressSpace, AMillionCellsCostNothingUntilWritten) {
     std::vector<std::uint8_t> row(384, 1);
     ggml_backend_tensor_get(cache.k[29], row.data(), (kCells - 1) * 384, 384);
     EXPECT_TRUE(AllZero(row));
-    EXPECT_LT(ResidentBytes(), before + 8 * kMiB);
+    if (kResidentIsOurs) {
+      EXPECT_LT(ResidentBytes(), before + 8 * kMiB);
+    }
 
     Random random(Seed(11));
     Batch b;
@@ -461,7 +469,9 @@ TEST(AddressSpace, AMillionCellsCostNothingUntilWritten) {
     const std::vector<double> exact = Exact({.n_head_kv = 3, .n_cells = 3}, small, k, v);
     EXPECT_LE(Nmse(out, exact), kExactBound);
     ggml_backend_buffer_clear(cache.buffer.get(), 0);
-    EXPECT_LT(ResidentBytes(), before + 24 * kMiB);  // masks came and went
+    if (kResidentIsOurs) {
+      EXPECT_LT(ResidentBytes(), before + 24 * kMiB);  // masks came and went
+    }
   }
 }
 

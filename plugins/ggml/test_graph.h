@@ -86,8 +86,7 @@ inline ggml_context_ptr NewContext(std::size_t n_tensors = 512) {
   return ggml_context_ptr(ggml_init({n_tensors * ggml_tensor_overhead(), nullptr, true}));
 }
 
-// --- numbers
-// -----------------------------------------------------------------------------------------
+// --- numbers ------------------------------------------------------------------------------------
 
 using Half = ggml_fp16_t;
 
@@ -157,8 +156,7 @@ void Set(ggml_tensor* t, const std::vector<T>& x) {
   ggml_backend_tensor_set(t, x.data(), 0, ggml_nbytes(t));
 }
 
-// --- bounds
-// ---------------------------------------------------------------------------------------
+// --- bounds -------------------------------------------------------------------------------------
 
 inline const char* const kTypes[] = {"f16", "k8v8", "k4v4"};
 
@@ -171,8 +169,7 @@ inline constexpr double kExactBound = 1e-6;
 // is off by 6e-7 at 33 cells and 1.2e-5 at 500 by itself.
 inline constexpr double kCpuBound = 3e-5;
 
-// --- the host's cache
-// --------------------------------------------------------------------------------
+// --- the host's cache ---------------------------------------------------------------------------
 
 struct Dims {
   std::int64_t dk = 64, dv = 64, n_head_kv = 2, n_cells = 512, n_streams = 1;
@@ -214,8 +211,7 @@ struct Cache {
   }
 };
 
-// --- graphs
-// ------------------------------------------------------------------------------------------
+// --- graphs -------------------------------------------------------------------------------------
 
 enum class Way {
   kDirect,  // the graph goes to one backend, results lie in its buffers
@@ -288,8 +284,7 @@ class Graph {
   ggml_backend_sched_ptr sched_;
 };
 
-// --- a micro-batch
-// -----------------------------------------------------------------------------------
+// --- a micro-batch ------------------------------------------------------------------------------
 
 struct Batch {
   // Rows to write: row i goes to cells[i] = stream * n_cells + cell.
