@@ -20,21 +20,6 @@ namespace {
 
 const std::uint8_t* Bytes(const void* p) { return static_cast<const std::uint8_t*>(p); }
 
-// Zeroing gives whole pages back to the system instead of touching them.
-void FillPlain(std::uint8_t* p, std::uint8_t value, std::size_t size) {
-  const std::size_t os_page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<std::uintptr_t>(p), end = begin + size;
-  const auto first = (begin + os_page - 1) / os_page * os_page, last = end / os_page * os_page;
-  if (value != 0 || first >= last) {
-    std::memset(p, value, size);
-    return;
-  }
-  std::memset(p, 0, first - begin);
-  if (madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED) != 0)
-    std::memset(reinterpret_cast<void*>(first), 0, last - first);
-  std::memset(reinterpret_cast<void*>(last), 0, end - last);
-}
-
 // "cache_k_l12" -> 12; false for anything else, including the host's views of it.
 bool ParseKvName(std::string_view name, Side& side, std::uint32_t& layer) {
   if (name.starts_with("cache_k_l")) {
@@ -140,7 +125,9 @@ bool Buffer::EnsureStored(const KvTensor& t) {
   const auto settings = CurrentSettings();
   if (cache_ == nullptr) {
     const store::Options options{settings->page_size, settings->n_sink, settings->residual_length};
-    cache_ = std::make_unique<store::Cache>(options, t.n_streams, t.n_cells);
+    auto fresh = std::make_unique<store::Cache>(options, t.n_streams, t.n_cells);
+    std::lock_guard lock(snapshot_mutex_);
+    cache_ = std::move(fresh);
   }
   if (t.n_cells != cache_->n_cells() || t.n_streams != cache_->n_streams()) {
     MakePlain(t, "layers of one buffer differ in cells");
@@ -328,13 +315,18 @@ void Buffer::Clear(std::uint8_t value) {
 
 void Buffer::AddTo(control::Snapshot& out) {
   out.uncompressed_bytes += plain_bytes_;
-  if (cache_ == nullptr) return;
-  const store::CacheBytes b = cache_->bytes();
+  store::Cache* cache = nullptr;
+  {
+    std::lock_guard lock(snapshot_mutex_);
+    cache = cache_.get();
+  }
+  if (cache == nullptr) return;
+  const store::CacheBytes b = cache->bytes();
   control::CacheStats cs;
   cs.name = "kv";
   cs.cells_used = b.cells_used;
-  cs.cells_capacity = cache_->n_cells();
-  cs.n_streams = cache_->n_streams();
+  cs.cells_capacity = cache->n_cells();
+  cs.n_streams = cache->n_streams();
   std::uint64_t own[2] = {}, slack = b.allocator_slack, index = b.shared_index;
   for (const store::LayerBytes& l : b.layers) {
     control::LayerStats ls;

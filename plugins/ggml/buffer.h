@@ -9,9 +9,11 @@
 // plain too, with what it held, and is computed by ggml's own CPU code: slower and uncompressed, but right.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -90,11 +92,12 @@ class Buffer {
 
   std::uint8_t* base_ = nullptr;
   std::size_t size_ = 0;
-  std::size_t plain_bytes_ = 0;
+  std::atomic<std::size_t> plain_bytes_{0};
   bool all_committed_ = false;
   std::map<std::uint32_t, KvLayer> layers_;
   std::vector<const KvTensor*> by_address_;  // ascending
   std::unique_ptr<store::Cache> cache_;
+  std::mutex snapshot_mutex_;  // a snapshot may look for cache_ from any thread
 };
 
 // A snapshot of all buffers alive now.

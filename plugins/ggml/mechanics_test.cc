@@ -1,4 +1,5 @@
 // How graphs reach the plug-in: masks of every form, reuse, fragments, threads, failures, teardown.
+#include <atomic>
 #include <thread>
 
 #include "plugins/ggml/test_graph.h"
@@ -48,7 +49,7 @@ TEST(Graphs, NoMaskSeesEveryCellBelowNkv) {
       Batch b = Causal(d, random, 3, 0);
       b.cells.clear();
       b.n_kv = n_kv;
-      b.mask.assign(static_cast<std::size_t>(3 * n_kv), Half{0});
+      b.mask.assign(std::size_t{3} * static_cast<std::size_t>(n_kv), Half{0});
       const std::vector<double> exact = Exact(d, b, Get<Half>(a.k[0]), Get<Half>(a.v[0]));
       b.mask.clear();
       EXPECT_LE(Nmse(RunLayer(Way::kDirect, ours.get(), cpu.get(), a, b), exact), kExactBound)
@@ -79,7 +80,7 @@ TEST(Graphs, MaskedCellsMayHoldNonsense) {
       b.cells.clear();  // again over what was coded, many queries and one
       for (int n_tok : {200, 1}) {
         b.n_tok = n_tok;
-        b.q = random.Normals(static_cast<std::size_t>(n_tok * 4 * 64));
+        b.q = random.Normals(std::size_t{4 * 64} * static_cast<std::size_t>(n_tok));
         b.mask.erase(b.mask.begin(), b.mask.end() - n_tok * 256);
         const std::vector<double> exact = Exact(d, b, Get<Half>(cache.k[0]), Get<Half>(cache.v[0]));
         // One query's scales are folded into it and rounded to 15 bits of the largest, and a
@@ -280,6 +281,39 @@ TEST(Graphs, ContextsAtOnceOnTheirOwnThreads) {
       }
     });
   for (std::thread& t : threads) t.join();
+}
+
+// A host asks how full the cache is from wherever it likes, also while caches come and go.
+TEST(Graphs, SnapshotsFromAnotherThread) {
+  const Dims d{.n_head_kv = 2, .n_cells = 256};
+  const ggml_backend_ptr ours = NewBackend({"k4v4", 16, 4, 0}), cpu = NewCpu();
+  std::atomic<bool> stop{false};
+  std::uint64_t most_cells = 0, most_plain = 0;
+  std::thread watcher([&] {
+    while (!stop) {
+      const nlohmann::json stats = Stats();
+      most_cells = std::max<std::uint64_t>(most_cells, stats["cells_used"]);
+      most_plain = std::max<std::uint64_t>(most_plain, stats["uncompressed_bytes"]);
+    }
+  });
+  Random random(Seed(885));
+  for (int i = 0; i < 20; ++i) {
+    Cache cache(OurType(), d);
+    for (int at = 0; at < 100; at += 20)
+      RunLayer(Way::kDirect, ours.get(), cpu.get(), cache, Causal(d, random, 20, at));
+    ggml_backend_buffer_clear(cache.buffer.get(), 0);
+    Graph g;  // one element: the layer becomes plain
+    ggml_build_forward_expand(
+        g.get(), ggml_set_rows(g.ctx(), ggml_reshape_2d(g.ctx(), cache.k[0], 1, 128 * 256),
+                               g.Input(GGML_TYPE_F32, {1, 1}, std::vector<float>{1}),
+                               g.Input(GGML_TYPE_I64, {1}, std::vector<std::int64_t>{i})));
+    ASSERT_EQ(g.Compute(ours.get()), GGML_STATUS_SUCCESS);
+  }
+  stop = true;
+  watcher.join();
+  EXPECT_LE(most_cells, 100u);
+  EXPECT_LE(most_plain, 2u * 128 * 256 * 2);
+  EXPECT_EQ(Stats()["cells_used"], 0);
 }
 
 TEST(Graphs, BackendGoesBeforeItsBuffers) {
