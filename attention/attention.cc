@@ -174,6 +174,8 @@ Status Check(const Layer& layer, std::span<const Job> jobs, const Params& params
                            std::to_string(layer.dim_v) + " are not multiples of 8 up to " +
                            std::to_string(codec::kMaxDim));
   }
+  if (layer.turn_first + 2 * layer.turn_pairs > layer.dim_k)
+    return Status::Invalid("attention: a turn of more channels than a key has");
   const std::uint32_t ps = layer.page_size;
   if (ps != 16 && ps != 32 && ps != 64 && ps != 128) {
     return Status::Invalid("attention: page size " + std::to_string(ps) +
@@ -183,6 +185,8 @@ Status Check(const Layer& layer, std::span<const Job> jobs, const Params& params
     for (const Page& page : job.pages) {
       if (page.rows > ps)
         return Status::Invalid("attention: a page holds more rows than the page size");
+      if (page.turn != nullptr && layer.turn_pairs == 0)
+        return Status::Invalid("attention: a turned page in a layer without turns");
       if (page.v_coding != codec::Coding::kF16 &&
           (layer.v_group == 0 || layer.dim_v % layer.v_group != 0)) {
         return Status::Invalid("attention: V group " + std::to_string(layer.v_group) +
@@ -203,6 +207,18 @@ float Slope(std::uint32_t head, std::uint32_t n_head, float max_bias) {
   const float base2 = std::exp2(-max_bias / 2.0f / static_cast<float>(n));
   return head < n ? std::pow(base, static_cast<float>(head + 1))
                   : std::pow(base2, static_cast<float>(2 * (head - n) + 1));
+}
+
+void TurnedQuery(const Layer& layer, const float* turn, const float* q, float scale, float* out,
+                 std::size_t stride) {
+  for (std::uint32_t c = 0; c < layer.dim_k; ++c) out[c * stride] = q[c] * scale;
+  if (turn == nullptr) return;
+  for (std::uint32_t i = 0; i < layer.turn_pairs; ++i) {
+    const auto [a, b] = TurnPairOf(layer, i);
+    const float cos = turn[2 * i] * scale, sin = turn[2 * i + 1] * scale;
+    out[a * stride] = cos * q[a] + sin * q[b];
+    out[b * stride] = cos * q[b] - sin * q[a];
+  }
 }
 
 std::uint8_t* Workspace::Get(std::size_t n) {

@@ -46,6 +46,8 @@ struct Shape {
   bool dead_rows = false;      // with NaN in f16 rows that are dead or that the mask shuts for all
   bool null_sides = false;     // some pages without K or V
   bool partial_pages = false;  // the last page of a job is not full
+  std::uint32_t turn_pairs = 0;  // pages turned by one of three amounts, or not at all
+  bool turn_neox = false;
   float scale = 0;             // 0: 1 / sqrt(dim_k)
   float softcap = 0;
   bool sinks = false;
@@ -64,6 +66,20 @@ class World {
     if (shape.mean) {
       mean_ = Floats(shape.n_head_kv * shape.dim_k, 1.0f);
       layer.k_mean = mean_.data();
+    }
+    if (shape.turn_pairs != 0) {
+      layer.turn_pairs = std::min(shape.turn_pairs, shape.dim_k / 2);
+      layer.turn_first = shape.dim_k - 2 * layer.turn_pairs;
+      layer.turn_neox = shape.turn_neox;
+      for (int i = 0; i < 3; ++i) {
+        std::vector<float>& turn = floats_.emplace_back();
+        for (std::uint32_t p = 0; p < layer.turn_pairs; ++p) {
+          const float angle = 3 * Normal();
+          turn.push_back(std::cos(angle));
+          turn.push_back(std::sin(angle));
+        }
+        turns_.push_back(turn.data());
+      }
     }
     params.n_head = shape.n_head_kv * shape.gqa;
     params.scale =
@@ -190,6 +206,7 @@ class World {
     page.rows = partial ? 1 + static_cast<std::uint32_t>(rng_()) % ps : ps;
     page.first_cell = index * ps;
     if (shape_.cells == Cells::kScattered) page.cells = order.data() + std::size_t{index} * ps;
+    if (!turns_.empty() && !Chance(25)) page.turn = turns_[rng_() % turns_.size()];
     page.k_coding = shape_.k[rng_() % shape_.k.size()];
     page.v_coding = shape_.v[rng_() % shape_.v.size()];
 
@@ -255,6 +272,7 @@ class World {
   std::mt19937 rng_;
   std::normal_distribution<float> normal_;
   std::vector<float> mean_, sinks_;
+  std::vector<const float*> turns_;
   std::vector<Job> jobs_;
   std::deque<std::vector<Page>> pages_;
   std::deque<std::vector<std::uint32_t>> cells_;

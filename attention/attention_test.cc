@@ -173,6 +173,28 @@ TEST_P(EveryIsa, MasksAndSinksAndCaps) {
   }
 }
 
+TEST_P(EveryIsa, TurnedPages) {
+  for (const std::uint32_t n_tok : {1u, 3u, 40u}) {
+    for (const std::uint32_t pairs : {8u, 32u, 40u}) {
+      for (const bool neox : {false, true}) {
+        Shape shape;
+        shape.n_tok = n_tok;
+        shape.dim_k = shape.dim_v = 80;
+        shape.turn_pairs = pairs;
+        shape.turn_neox = neox;
+        shape.n_pages = 9;
+        shape.page_size = pairs == 8 ? 16 : 64;
+        shape.k = kAllK;
+        shape.v = kAllV;
+        Compare(shape, 2);
+        shape.k = {Coding::kF16};
+        shape.v = {Coding::kF16};
+        Compare(shape, 1, 1e-11);
+      }
+    }
+  }
+}
+
 TEST_P(EveryIsa, RandomWorlds) {
   std::mt19937 rng(Seed());
   const auto pick = [&](std::initializer_list<std::uint32_t> of) {
@@ -199,6 +221,8 @@ TEST_P(EveryIsa, RandomWorlds) {
     shape.partial_pages = rng() % 2 == 0;
     shape.softcap = rng() % 4 == 0 ? 20.0f : 0.0f;
     shape.sinks = rng() % 4 == 0;
+    shape.turn_pairs = rng() % 3 == 0 ? pick({4, 16, 32}) : 0;
+    shape.turn_neox = rng() % 2 == 0;
     Compare(shape, static_cast<int>(1 + rng() % 3));
   }
 }

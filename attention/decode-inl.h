@@ -336,17 +336,16 @@ HWY_INLINE void FindActive(const Unit& unit, const Page& page, const OpenRows& o
   }
 }
 
-void DecodeUnit(const Unit& unit, std::uint8_t* scratch, float* result) {
+// Queries for pages of one turn.
+HWY_INLINE void PrepareQueries(const Unit& unit, const float* turn, const DecodeScratchLayout& s) {
   const Layer& layer = *unit.layer;
   const Params& params = *unit.params;
-  const std::uint32_t dk = RoundUp(layer.dim_k, 16), dv = RoundUp(layer.dim_v, 16);
-  Arena arena(scratch);
-  const DecodeScratchLayout s(arena, layer, unit.rows);
+  const std::uint32_t dk = RoundUp(layer.dim_k, 16);
   const float scale = params.softcap != 0 ? params.scale / params.softcap : params.scale;
   for (std::uint32_t r = 0; r < unit.rows; ++r) {
     float* q = s.q + std::size_t{r} * dk;
-    const float* from = unit.q(r);
-    for (std::uint32_t c = 0; c < dk; ++c) q[c] = c < layer.dim_k ? from[c] * scale : 0.0f;
+    TurnedQuery(layer, turn, unit.q(r), scale, q, 1);
+    std::fill(q + layer.dim_k, q + dk, 0.0f);
     s.q_mean[r] = 0;
     if (layer.k_mean != nullptr) {
       const float* mean = layer.k_mean + std::size_t{unit.head_kv} * layer.dim_k;
@@ -359,6 +358,18 @@ void DecodeUnit(const Unit& unit, std::uint8_t* scratch, float* result) {
       }
       s.q_mean[r] = static_cast<float>(sum);
     }
+  }
+}
+
+void DecodeUnit(const Unit& unit, std::uint8_t* scratch, float* result) {
+  const Layer& layer = *unit.layer;
+  const Params& params = *unit.params;
+  const std::uint32_t dv = RoundUp(layer.dim_v, 16);
+  Arena arena(scratch);
+  const DecodeScratchLayout s(arena, layer, unit.rows);
+  const float* turn = nullptr;
+  PrepareQueries(unit, turn, s);
+  for (std::uint32_t r = 0; r < unit.rows; ++r) {
     s.slope[r] = Slope(unit.head(r), params.n_head, params.max_bias);
     s.max[r] = kNegInf;
   }
@@ -375,6 +386,7 @@ void DecodeUnit(const Unit& unit, std::uint8_t* scratch, float* result) {
     if (open.count == 0) continue;
     FindActive(unit, page, open, s, active);
     if (active.n == 0) continue;
+    if (page.turn != turn) PrepareQueries(unit, turn = page.turn, s);
     const Page* next = i + 1 < unit.page1 ? &page + 1 : nullptr;
     Scores(layer, page, next, unit.head_kv, s, active);
     for (std::uint32_t a = 0; a < active.n; ++a)

@@ -77,6 +77,7 @@ struct Tile {
   std::uint32_t n_parts = 0, tokens = 0;
   std::uint64_t open[kMaxTile / 64] = {};  // bit per token
   bool k_rows = false, v_rotated = false;
+  const float* turn = nullptr;
 
   bool token_open(std::uint32_t t) const { return (open[t / 64] >> (t % 64) & 1) != 0; }
 };
@@ -131,12 +132,14 @@ HWY_INLINE std::uint32_t FillTile(const Unit& unit, std::uint32_t i, const Prefi
     const bool v_rotated =
         page.v != nullptr && page.v_coding != codec::Coding::kF16 && layer.v_hadamard;
     if (tile.n_parts > 0 && (tile.tokens + part.cols > capacity || k_rows != tile.k_rows ||
-                             v_rotated != tile.v_rotated || tile.n_parts == kMaxTilePages)) {
+                             v_rotated != tile.v_rotated || page.turn != tile.turn ||
+                             tile.n_parts == kMaxTilePages)) {
       break;
     }
     if (!ClassifyPart(unit, part, tile.n_parts, s)) continue;
     tile.k_rows = k_rows;
     tile.v_rotated = v_rotated;
+    tile.turn = page.turn;
     for (std::uint32_t t = 0; t < part.cols; ++t) {
       const std::uint32_t at = part.t0 + t;
       if (part.open.test(t)) tile.open[at / 64] |= std::uint64_t{1} << (at % 64);
@@ -315,6 +318,25 @@ HWY_INLINE void RotateColumnsInto(float* x, std::uint32_t dim, std::size_t ld, f
   }
 }
 
+// Lanes of a strip: whole vectors of its rows.
+HWY_INLINE std::uint32_t StripStride(const Unit& unit, std::uint32_t strip) {
+  return RoundUp(std::min(StripLanes(), unit.rows - strip * StripLanes()),
+                 static_cast<std::uint32_t>(hn::Lanes(hn::ScalableTag<float>())));
+}
+
+// Queries for tiles of one turn.
+HWY_INLINE void PrepareColumns(const Unit& unit, const float* turn, const PrefillScratchLayout& s) {
+  const Layer& layer = *unit.layer;
+  const Params& params = *unit.params;
+  const std::uint32_t strip_lanes = StripLanes();
+  const float scale = params.softcap != 0 ? params.scale / params.softcap : params.scale;
+  for (std::uint32_t r = 0; r < unit.rows; ++r) {
+    const std::uint32_t strip = r / strip_lanes;
+    float* q = s.q + std::size_t{strip} * strip_lanes * layer.dim_k + r % strip_lanes;
+    TurnedQuery(layer, turn, unit.q(r), scale, q, StripStride(unit, strip));
+  }
+}
+
 void PrefillUnit(const Unit& unit, std::uint8_t* scratch, float* result) {
   const Layer& layer = *unit.layer;
   const Params& params = *unit.params;
@@ -326,29 +348,22 @@ void PrefillUnit(const Unit& unit, std::uint8_t* scratch, float* result) {
   PrefillScratchLayout s(arena, layer, unit.rows);
   IndexMasks(unit, s);
 
-  const float scale = params.softcap != 0 ? params.scale / params.softcap : params.scale;
   std::fill_n(s.q, std::size_t{strips} * strip_lanes * dk, 0.0f);
   std::fill_n(s.acc, std::size_t{strips} * strip_lanes * dv, 0.0f);
   std::fill_n(s.acc_rotated, std::size_t{strips} * strip_lanes * dv, 0.0f);
   std::fill_n(s.max, strips * strip_lanes, kNegInf);
   std::fill_n(s.sum, strips * strip_lanes, 0.0f);
-  // Lanes of a strip of n rows: whole vectors.
-  const auto stride = [&](std::uint32_t strip) {
-    return RoundUp(std::min(strip_lanes, unit.rows - strip * strip_lanes), lanes);
-  };
-  for (std::uint32_t r = 0; r < unit.rows; ++r) {
-    const std::uint32_t strip = r / strip_lanes;
-    float* q = s.q + std::size_t{strip} * strip_lanes * dk + r % strip_lanes;
-    const float* from = unit.q(r);
-    const std::uint32_t ld = stride(strip);
-    for (std::uint32_t c = 0; c < dk; ++c) q[std::size_t{c} * ld] = from[c] * scale;
+  const auto stride = [&](std::uint32_t strip) { return StripStride(unit, strip); };
+  const float* turn = nullptr;
+  PrepareColumns(unit, turn, s);
+  for (std::uint32_t r = 0; r < unit.rows; ++r)
     s.slope[r] = Slope(unit.head(r), params.n_head, params.max_bias);
-  }
 
   for (std::uint32_t i = unit.page0; i < unit.page1;) {
     Tile tile;
     i = FillTile(unit, i, s, tile);
     if (tile.n_parts == 0) break;
+    if (tile.turn != turn) PrepareColumns(unit, turn = tile.turn, s);
     DecodeTile(unit, tile, s);
     for (std::uint32_t strip = 0; strip < strips; ++strip) {
       const std::uint32_t r0 = strip * strip_lanes, n = std::min(strip_lanes, unit.rows - r0);

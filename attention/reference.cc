@@ -27,6 +27,14 @@ void RowOfK(const Layer& layer, const Page& page, std::uint32_t head, std::uint3
                       page.k + head * codec::EncodedBytes(page.k_coding, shape).total,
                       layer.k_mean == nullptr ? nullptr : layer.k_mean + head * dim, row, out);
   }
+  if (page.turn == nullptr) return;
+  for (std::uint32_t i = 0; i < layer.turn_pairs; ++i) {
+    const std::uint32_t a = layer.turn_first + (layer.turn_neox ? i : 2 * i);
+    const std::uint32_t b = a + (layer.turn_neox ? layer.turn_pairs : 1);
+    const double cos = page.turn[2 * i], sin = page.turn[2 * i + 1], x = out[a], y = out[b];
+    out[a] = static_cast<float>(cos * x - sin * y);
+    out[b] = static_cast<float>(sin * x + cos * y);
+  }
 }
 
 void RowOfV(const Layer& layer, const Page& page, std::uint32_t head, std::uint32_t row,

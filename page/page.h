@@ -58,7 +58,12 @@ struct Page {
   std::uint16_t rows = 0;          // appended so far, dead ones included
   State state = State::kFree;
   bool pinned = false;             // holds sinks: stays f16
+  // By how many positions each key is still to be turned (a context shift): one number for all rows, or
+  // [capacity] where rows differ.
+  std::int32_t shift = 0;
+  std::int32_t* shifts = nullptr;
 
+  std::int32_t shift_of(std::uint32_t row) const { return shifts ? shifts[row] : shift; }
   std::uint32_t cell(std::uint32_t row) const { return cells ? cells[row] : first_cell + row; }
   Block& side(codec::Side s) { return s == codec::Side::kK ? k : v; }
   const Block& side(codec::Side s) const { return s == codec::Side::kK ? k : v; }

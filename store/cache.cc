@@ -145,12 +145,16 @@ Status Cache::Attend(std::uint32_t layer, std::span<const StreamJob> jobs, const
   view.v_group = l->shape.v.group;
   view.v_hadamard = l->shape.v.hadamard;
   view.k_mean = l->shape.k_mean.empty() ? nullptr : l->shape.k_mean.data();
+  view.turn_first = l->shape.turn.first;
+  view.turn_pairs = l->shape.turn.pairs;
+  view.turn_neox = l->shape.turn.neox;
   views_.clear();
+  view_masks_.clear();
   jobs_.clear();
   std::vector<std::size_t> first;
   for (const StreamJob& j : jobs) {
     first.push_back(views_.size());
-    l->streams[j.stream]->AppendViews(views_);
+    l->streams[j.stream]->AppendViews(views_, view_masks_);
   }
   first.push_back(views_.size());
   for (std::size_t i = 0; i < jobs.size(); ++i) {
@@ -200,6 +204,49 @@ Status Cache::Maintain(std::uint32_t layer, Executor& executor) {
     for (auto& stream : l->streams)
       if (Status s = stream->Compact(); !s.ok() && status.ok()) status = s;
   }
+  return status;
+}
+
+Status Cache::ShiftK(std::uint32_t layer, std::span<const std::int32_t> delta, const TurnShape& turn,
+                     const Angles& angles) {
+  std::lock_guard lock(mutex_);
+  Layer* l = Get(layer);
+  if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
+  LayerShape& shape = l->shape;
+  if (shape.n_head_kv == 0 || turn.first + 2 * turn.pairs > shape.dim(Side::kK))
+    return Status::Invalid("a shift of more channels than a key has");
+  if (!shape.turns.empty() && !(shape.turn == turn))
+    return Status::Unsupported("keys that turn in two ways");
+  if (Status s = FlushCopy(*l); !s.ok()) return s;
+  const auto of_stream = [&](std::size_t s) {
+    const std::size_t first = std::min<std::size_t>(s * n_cells_, delta.size());
+    return delta.subspan(first, std::min<std::size_t>(n_cells_, delta.size() - first));
+  };
+  const auto in_use = [&](bool after) {
+    std::vector<std::int32_t> used;
+    for (std::size_t s = 0; s < l->streams.size(); ++s)
+      l->streams[s]->AppendShifts(after ? of_stream(s) : std::span<const std::int32_t>(), used);
+    std::sort(used.begin(), used.end());
+    used.erase(std::unique(used.begin(), used.end()), used.end());
+    return used;
+  };
+  // Angles first: a shift without them could not be read.
+  shape.turn = turn;
+  for (std::int32_t shift : in_use(true)) {
+    if (shift == 0 || shape.turns.contains(shift)) continue;
+    std::vector<float> cos_sin(std::size_t{2} * turn.pairs);
+    if (Status s = angles(shift, cos_sin); !s.ok()) return s;
+    shape.turns.emplace(shift, std::move(cos_sin));
+  }
+  Status status;
+  for (std::size_t s = 0; s < l->streams.size() && status.ok(); ++s) {
+    status = l->streams[s]->ShiftK(of_stream(s));
+    if (status.ok()) status = l->streams[s]->SettleShifts();
+  }
+  const std::vector<std::int32_t> used = in_use(false);
+  std::erase_if(shape.turns, [&](const auto& t) {
+    return !std::binary_search(used.begin(), used.end(), t.first);
+  });
   return status;
 }
 
@@ -263,6 +310,7 @@ void Cache::Clear() {
     l.copy_pending = false;
     for (auto& s : l.streams) s->Clear();
     l.shape.k_mean.clear();  // no coded page is left that needs it
+    l.shape.turns.clear();
   }
 }
 
@@ -298,6 +346,8 @@ CacheBytes Cache::bytes() {
       lb.sum.dead_rows += b.dead_rows;
     }
     lb.sum.scales[0] += l.shape.k_mean.capacity() * sizeof(float);
+    for (const auto& [shift, angles] : l.shape.turns)
+      lb.sum.index += sizeof(shift) + sizeof(angles) + angles.capacity() * sizeof(float);
     out.cells_used = std::max(out.cells_used, lb.sum.live_rows);
     out.rows_written = std::max(out.rows_written, l.rows_written);
     out.shared_index += sizeof(Layer);

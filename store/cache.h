@@ -7,6 +7,8 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -84,6 +86,15 @@ class Cache {
   // Seals and compacts what is due; call when the writers of the last rows have attended.
   Status Maintain(std::uint32_t layer, Executor& executor);
 
+  // Context shift without loss (RoFormer, arXiv:2104.09864: turning a key by a number of positions and
+  // dotting it with q is dotting the stored key with q turned back). Cell c of the layer, all streams
+  // in a row, has moved by delta[c] positions; coded keys are not touched. `angles` fills [pairs]
+  // (cos, sin) for a number of positions. Unsupported if the layer's keys turn in another way than
+  // before.
+  using Angles = std::function<Status(std::int32_t shift, std::span<float> cos_sin)>;
+  Status ShiftK(std::uint32_t layer, std::span<const std::int32_t> delta, const TurnShape& turn,
+                const Angles& angles);
+
   // Rewrites K rows of a stream: for every live row of `cells` (ascending, within the stream) the
   // matching row of `rows` [cells.size()][n_embd_k] replaces it; sealed pages are coded again.
   Status ReplaceK(std::uint32_t layer, std::uint32_t stream, std::span<const std::uint32_t> cells,
@@ -121,6 +132,7 @@ class Cache {
   std::map<std::uint32_t, Layer> layers_;
   attention::Workspace workspace_;
   std::vector<attention::Page> views_;  // of the layer being attended
+  std::deque<page::RowMask> view_masks_;
   std::vector<attention::Job> jobs_;
   std::uint64_t clamped_ = 0;
 };

@@ -275,6 +275,128 @@ TEST_F(CacheTest, ReplaceKReachesEveryState) {
   EXPECT_EQ(Error(Side::kK, 332), 0.0);
 }
 
+// Pairs turn by shift / (i + 1) radians.
+Status TestAngles(std::int32_t shift, std::span<float> cos_sin) {
+  for (std::size_t i = 0; i < cos_sin.size() / 2; ++i) {
+    const float angle = static_cast<float>(shift) / static_cast<float>(i + 1);
+    cos_sin[2 * i] = std::cos(angle);
+    cos_sin[2 * i + 1] = std::sin(angle);
+  }
+  return Status::Ok();
+}
+
+std::vector<half_t> Turned(std::vector<half_t> row, std::int32_t shift, const TurnShape& t) {
+  std::vector<float> cs(2 * t.pairs);
+  EXPECT_TRUE(TestAngles(shift, cs).ok());
+  for (std::uint32_t h = 0; h < kHeads; ++h)
+    for (std::uint32_t i = 0; i < t.pairs; ++i) {
+      half_t& a = row[h * kDim + t.first + (t.neox ? i : 2 * i)];
+      half_t& b = row[h * kDim + t.first + (t.neox ? t.pairs + i : 2 * i + 1)];
+      const float x = HalfToFloat(a), y = HalfToFloat(b);
+      a = FloatToHalf(cs[2 * i] * x - cs[2 * i + 1] * y);
+      b = FloatToHalf(cs[2 * i + 1] * x + cs[2 * i] * y);
+    }
+  return row;
+}
+
+// Shifts among writes, overwrites of either side, copies of streams and sealing: a row is always its
+// last key turned by the shifts since.
+TEST_F(CacheTest, ShiftsAreOfRowsWhateverHappensToThem) {
+  const TurnShape turn{8, 24, true};
+  Make("f16", {16, 4, 32}, 2, 512);
+  std::map<std::uint64_t, std::int32_t> shift;  // since the key of the cell was written
+  std::mt19937 rng(7);
+  for (int step = 0; step < 400; ++step) {
+    const std::uint64_t cell = rng() % 300 + (rng() % 2) * 512;
+    switch (rng() % 8) {
+      case 0: {
+        std::vector<std::int32_t> delta(1024, 0);
+        const std::uint64_t from = rng() % 1024, to = from + rng() % (1025 - from);
+        const std::int32_t by = static_cast<std::int32_t>(rng() % 7) - 3;
+        for (std::uint64_t c = from; c < to; ++c) delta[c] = rng() % 9 == 0 ? 2 * by : by;
+        ASSERT_TRUE(cache->ShiftK(0, delta, turn, TestAngles).ok());
+        for (auto& [c, s] : shift) s += delta[c];
+        break;
+      }
+      case 1:
+        if (shift.contains(cell)) PutSide(Side::kV, cell);
+        break;
+      case 2:
+        if (rng() % 8 != 0) break;
+        for (Side side : {Side::kK, Side::kV}) ASSERT_TRUE(cache->CopySide(0, side, 0, 1).ok());
+        for (std::uint64_t c = 0; c < 512; ++c) {
+          shift.erase(512 + c);
+          if (!shift.contains(c)) continue;
+          shift[512 + c] = shift[c];
+          for (int side : {0, 1}) truth[{side, 512 + c}] = truth[{side, c}];
+        }
+        break;
+      default:
+        for (std::uint64_t c = cell; c < std::min<std::uint64_t>(cell + 20, cell / 512 * 512 + 300); ++c) {
+          Put(c);
+          shift[c] = 0;
+        }
+        Seal();
+    }
+  }
+  std::vector<half_t> row(kEmbd);
+  int turned = 0;
+  for (const auto& [c, s] : shift) {
+    turned += s != 0;
+    ASSERT_TRUE(cache->Read(0, Side::kK, c, row.data()));
+    // A page of many shifts is turned for good, and rounded to f16 again.
+    EXPECT_LT(Nmse(row, Turned(truth[{0, c}], s, turn)), 1e-5) << c;
+    EXPECT_EQ(Error(Side::kV, c), 0.0);
+  }
+  EXPECT_GT(turned, 50);
+}
+
+TEST_F(CacheTest, ShiftsDoNotTouchCodedKeys) {
+  const TurnShape turn{0, 32, false};
+  Make("k4v4", {64, 4, 64}, 1, 1024);
+  for (std::uint32_t c = 0; c < 700; ++c) Put(c);
+  Seal();
+  std::vector<std::vector<half_t>> before(700, std::vector<half_t>(kEmbd));
+  for (std::uint32_t c = 0; c < 700; ++c) cache->Read(0, Side::kK, c, before[c].data());
+  std::vector<std::int32_t> delta(1024, -5);
+  std::fill_n(delta.begin(), 100, 0);
+  for (int i = 0; i < 50; ++i) ASSERT_TRUE(cache->ShiftK(0, delta, turn, TestAngles).ok());
+  std::vector<half_t> row(kEmbd);
+  for (std::uint32_t c = 0; c < 700; ++c) {
+    cache->Read(0, Side::kK, c, row.data());
+    EXPECT_EQ(row, Turned(before[c], c < 100 ? 0 : -250, turn)) << c;
+  }
+  // And back: not one bit has changed.
+  std::fill(delta.begin() + 100, delta.end(), 250);
+  ASSERT_TRUE(cache->ShiftK(0, delta, turn, TestAngles).ok());
+  for (std::uint32_t c = 0; c < 700; ++c) {
+    cache->Read(0, Side::kK, c, row.data());
+    EXPECT_EQ(row, before[c]) << c;
+  }
+  EXPECT_EQ(cache->ShiftK(0, delta, TurnShape{0, 16, false}, TestAngles).code(), Code::kOk);
+}
+
+// Each row moves by its own number of positions, as seq_div does: pages of many shifts are coded again,
+// so that attention does not pass over them once for each.
+TEST_F(CacheTest, PagesOfManyShiftsAreSettled) {
+  const TurnShape turn{0, 32, true};
+  Make("k8v8", {64, 0, 64}, 1, 1024);
+  for (std::uint32_t c = 0; c < 700; ++c) Put(c);
+  Seal();
+  std::vector<std::int32_t> delta(1024);
+  for (std::uint32_t c = 0; c < 1024; ++c) delta[c] = -static_cast<std::int32_t>(c / 2);
+  ASSERT_TRUE(cache->ShiftK(0, delta, turn, TestAngles).ok());
+  for (std::uint32_t c = 0; c < 700; ++c) {
+    truth[{0, c}] = Turned(truth[{0, c}], delta[c], turn);
+    EXPECT_LT(Error(Side::kK, c), 3e-4) << c;
+  }
+  // Nothing is left to turn, so another way of turning is no conflict.
+  EXPECT_TRUE(cache->ShiftK(0, delta, TurnShape{0, 8, false}, TestAngles).ok());
+  std::fill(delta.begin(), delta.end(), 3);
+  ASSERT_TRUE(cache->ShiftK(0, delta, TurnShape{0, 8, false}, TestAngles).ok());
+  EXPECT_EQ(cache->ShiftK(0, delta, turn, TestAngles).code(), Code::kUnsupported);
+}
+
 TEST_F(CacheTest, AttentionSeesExactlyTheLiveRows) {
   Make("f16", {}, 1, 512);
   for (std::uint32_t c = 0; c < 200; ++c) Put(c);

@@ -24,15 +24,22 @@ Status NoMemory(std::size_t bytes) {
 // Sinks come four at a time (a sequence's first tokens); more would be slack.
 constexpr std::uint32_t kPinnedRows = 4;
 constexpr std::uint32_t kFirstRows = 16;
+// More distinct shifts than this and a page is coded again: attention passes over it once for each.
+constexpr std::size_t kMaxTurnsOfPage = 4;
 
 }  // namespace
 
 // --- pages -------------------------------------------------------------------------------------------
 
-void Stream::AppendViews(std::vector<attention::Page>& views) const {
+void Stream::AppendViews(std::vector<attention::Page>& views, std::deque<RowMask>& masks) const {
+  const std::size_t first = views.size();
+  const auto turn_of = [&](std::int32_t shift) {
+    return shift == 0 ? nullptr : shape_.turns.at(shift).data();
+  };
+  bool turned = false;
   for (const auto& p : pages_) {
     if (p == nullptr) continue;
-    attention::Page& v = views.emplace_back();
+    attention::Page v;
     v.k = p->k.data;
     v.v = p->v.data;
     v.live = p->live.word;
@@ -41,7 +48,31 @@ void Stream::AppendViews(std::vector<attention::Page>& views) const {
     v.rows = p->rows;
     v.k_coding = p->k.coding;
     v.v_coding = p->v.coding;
+    if (p->shifts == nullptr) {
+      v.turn = turn_of(p->shift);
+      turned = turned || v.turn != nullptr;
+      views.push_back(v);
+      continue;
+    }
+    turned = true;
+    RowMask left = p->live;
+    for (std::uint32_t r = 0; r < p->rows; ++r) {
+      if (!left.test(r)) continue;
+      RowMask& mine = masks.emplace_back();
+      for (std::uint32_t other = r; other < p->rows; ++other) {
+        if (!left.test(other) || p->shifts[other] != p->shifts[r]) continue;
+        mine.set(other);
+        left.reset(other);
+      }
+      v.live = mine.word;
+      v.turn = turn_of(p->shifts[r]);
+      views.push_back(v);
+    }
   }
+  // Pages of one turn together: the query is turned once for them.
+  if (turned)
+    std::stable_sort(views.begin() + static_cast<std::ptrdiff_t>(first), views.end(),
+                     [](const attention::Page& a, const attention::Page& b) { return a.turn < b.turn; });
 }
 
 Result<std::uint32_t> Stream::NewPage(std::uint32_t capacity, bool pinned) {
@@ -75,6 +106,7 @@ void Stream::FreePage(std::uint32_t id) {
   FreeBlock(p.k);
   FreeBlock(p.v);
   alloc_.Free(reinterpret_cast<std::uint8_t*>(p.cells), p.capacity * sizeof(std::uint32_t));
+  FreeShifts(p);
   pages_[id].reset();
   free_.push_back(id);
   std::erase(unsealed_, id);
@@ -219,6 +251,7 @@ Result<half_t*> Stream::Place(Side side, std::uint32_t cell) {
         keep.resize(shape_.n_embd(other));
         ReadRow(*pages_[at.page], other, at.row, keep.data());
       }
+      const std::int32_t shift = other == Side::kK ? pages_[at.page]->shift_of(at.row) : 0;
       std::erase(sinks_, cell);
       Kill(at);
       auto fresh = Append(cell);
@@ -226,6 +259,7 @@ Result<half_t*> Stream::Place(Side side, std::uint32_t cell) {
       at = fresh.value();
       if (!keep.empty()) {
         if (Status s = Write(other, cell, keep.data()); !s.ok()) return s;
+        if (Status s = SetShift(*pages_[at.page], at.row, shift); !s.ok()) return s;
       }
     }
   } else {
@@ -236,6 +270,9 @@ Result<half_t*> Stream::Place(Side side, std::uint32_t cell) {
   }
   Page& p = *pages_[at.page];
   if (Status s = EnsureF16(p, side, p.rows - 1u); !s.ok()) return s;
+  if (side == Side::kK) {
+    if (Status s = SetShift(p, at.row, 0); !s.ok()) return s;
+  }
   p.side(side).written->set(at.row);
   return page::F16Row(p.side(side), n_embd, at.row);
 }
@@ -276,7 +313,126 @@ bool Stream::Read(Side side, std::uint32_t cell, half_t* row) const {
     return false;
   }
   ReadRow(*pages_[at.page], side, at.row, row);
+  if (side == Side::kK) TurnRow(pages_[at.page]->shift_of(at.row), row);
   return true;
+}
+
+// --- shifts ------------------------------------------------------------------------------------------
+
+void Stream::TurnRow(std::int32_t shift, half_t* row) const {
+  if (shift == 0) return;
+  const float* turn = shape_.turns.at(shift).data();
+  const TurnShape& t = shape_.turn;
+  const std::uint32_t step = t.neox ? 1 : 2, apart = t.neox ? t.pairs : 1;
+  for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h, row += shape_.dim(Side::kK)) {
+    for (std::uint32_t i = 0; i < t.pairs; ++i) {
+      half_t &a = row[t.first + i * step], &b = row[t.first + i * step + apart];
+      const float x = HalfToFloat(a), y = HalfToFloat(b);
+      a = FloatToHalf(turn[2 * i] * x - turn[2 * i + 1] * y);
+      b = FloatToHalf(turn[2 * i + 1] * x + turn[2 * i] * y);
+    }
+  }
+}
+
+void Stream::FreeShifts(Page& p) {
+  alloc_.Free(reinterpret_cast<std::uint8_t*>(p.shifts), p.capacity * sizeof(std::int32_t));
+  p.shifts = nullptr;
+}
+
+void Stream::MergeShifts(Page& p) {
+  if (p.shifts == nullptr) return;
+  bool any = false;
+  std::int32_t one = 0;
+  for (std::uint32_t r = 0; r < p.rows; ++r) {
+    if (!p.live.test(r)) continue;
+    if (any && p.shifts[r] != one) return;
+    any = true;
+    one = p.shifts[r];
+  }
+  FreeShifts(p);
+  p.shift = one;
+}
+
+Status Stream::SetShift(Page& p, std::uint32_t row, std::int32_t shift) {
+  if (p.shift_of(row) == shift) return Status::Ok();
+  if (p.shifts == nullptr) {
+    if (p.live.count() == 1 && p.live.test(row)) {
+      p.shift = shift;
+      return Status::Ok();
+    }
+    const std::size_t bytes = p.capacity * sizeof(std::int32_t);
+    std::uint8_t* mem = alloc_.Allocate(bytes);
+    if (mem == nullptr) return NoMemory(bytes);
+    p.shifts = reinterpret_cast<std::int32_t*>(mem);
+    std::fill_n(p.shifts, p.capacity, p.shift);
+  }
+  p.shifts[row] = shift;
+  return Status::Ok();
+}
+
+std::int32_t Stream::DeltaOf(const Page& p, std::uint32_t row, std::span<const std::int32_t> delta) const {
+  const std::uint32_t cell = p.cell(row);
+  return cell < delta.size() && Written(p, Side::kK, row) ? delta[cell] : 0;
+}
+
+Status Stream::ShiftK(std::span<const std::int32_t> delta) {
+  for (const auto& ptr : pages_) {
+    if (ptr == nullptr) continue;
+    Page& p = *ptr;
+    bool any = false, same = true, first = true;
+    std::int32_t by = 0;
+    for (std::uint32_t r = 0; r < p.rows; ++r) {
+      if (!p.live.test(r)) continue;
+      const std::int32_t d = DeltaOf(p, r, delta);
+      any = any || d != 0;
+      same = same && (first || d == by);
+      first = false;
+      by = d;
+    }
+    if (!any) continue;
+    if (same && p.shifts == nullptr) {  // nearly always
+      p.shift += by;
+      continue;
+    }
+    for (std::uint32_t r = 0; r < p.rows; ++r) {
+      if (!p.live.test(r)) continue;
+      if (Status s = SetShift(p, r, p.shift_of(r) + DeltaOf(p, r, delta)); !s.ok()) return s;
+    }
+    MergeShifts(p);
+  }
+  return Status::Ok();
+}
+
+void Stream::AppendShifts(std::span<const std::int32_t> delta, std::vector<std::int32_t>& shifts) const {
+  for (const auto& p : pages_) {
+    if (p == nullptr) continue;
+    const std::size_t first = shifts.size();
+    for (std::uint32_t r = 0; r < p->rows; ++r) {
+      if (!p->live.test(r)) continue;
+      const std::int32_t shift = p->shift_of(r) + DeltaOf(*p, r, delta);
+      if (shifts.size() == first || shifts.back() != shift) shifts.push_back(shift);
+    }
+  }
+}
+
+Status Stream::SettleShifts() {
+  std::vector<bool> settle;  // by cell
+  for (const auto& p : pages_) {
+    if (p == nullptr || p->shifts == nullptr) continue;
+    std::vector<std::int32_t> distinct;
+    for (std::uint32_t r = 0; r < p->rows; ++r)
+      if (p->live.test(r)) distinct.push_back(p->shifts[r]);
+    std::sort(distinct.begin(), distinct.end());
+    distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+    if (distinct.size() <= kMaxTurnsOfPage) continue;
+    for (std::uint32_t r = 0; r < p->rows; ++r) {
+      if (!p->live.test(r)) continue;
+      if (settle.size() <= p->cell(r)) settle.resize(p->cell(r) + 1u);
+      settle[p->cell(r)] = true;
+    }
+  }
+  if (settle.empty()) return Status::Ok();
+  return RewriteK([&](std::uint32_t cell, half_t*) { return cell < settle.size() && settle[cell]; });
 }
 
 // --- sinks -------------------------------------------------------------------------------------------
@@ -312,6 +468,7 @@ Status Stream::PinRow(const Page& from, std::uint32_t row) {
   }
   to.rows++;
   to.live.set(at);
+  if (Status s = SetShift(to, at, from.shift_of(row)); !s.ok()) return s;
   index_.Set(cell, id);
   if (to.rows == to.capacity) pinned_ = CellIndex::kNone;
   return Status::Ok();
@@ -422,6 +579,8 @@ std::vector<float> Stream::MeanKey(std::uint32_t id) const {
 }
 
 Status Stream::RecodeK(Page& p, const std::vector<half_t>& rows) {
+  FreeShifts(p);
+  p.shift = 0;
   if (p.k.coding == Coding::kF16) {
     for (std::uint32_t r = 0; r < p.rows; ++r) {
       if (!p.live.test(r) || !Written(p, Side::kK, r)) continue;
@@ -477,6 +636,7 @@ Status Stream::CompactInto(std::uint32_t a, std::uint32_t b) {
       }
       p.live.set(row);
       p.rows++;
+      if (Status s = SetShift(p, row, old.shift_of(r)); !s.ok()) return s;
     }
   }
   Page& p = *pages_[id];
@@ -522,6 +682,14 @@ void Stream::CopyFrom(const Stream& other, Status& status) {
     to.written = new (mask) RowMask(*from.written);
     return true;
   };
+  auto copy_words = [&](const auto* from, auto*& to, std::size_t n) {
+    if (from == nullptr) return true;
+    std::uint8_t* mem = alloc_.Allocate(n * sizeof(*from));
+    if (mem == nullptr) return false;
+    to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(mem);
+    std::memcpy(to, from, n * sizeof(*from));
+    return true;
+  };
   pages_.resize(other.pages_.size());
   for (std::uint32_t id = 0; id < pages_.size(); ++id) {
     if (!other.pages_[id]) {
@@ -533,13 +701,10 @@ void Stream::CopyFrom(const Stream& other, Status& status) {
     Page& p = *pages_[id];
     p.k = p.v = {};
     p.cells = nullptr;
-    bool ok = copy(from.k, p.k) && copy(from.v, p.v);
-    if (ok && from.cells != nullptr) {
-      const std::size_t bytes = from.capacity * sizeof(std::uint32_t);
-      p.cells = reinterpret_cast<std::uint32_t*>(alloc_.Allocate(bytes));
-      ok = p.cells != nullptr;
-      if (ok) std::memcpy(p.cells, from.cells, bytes);
-    }
+    p.shifts = nullptr;
+    bool ok = copy(from.k, p.k) && copy(from.v, p.v) &&
+              copy_words(from.cells, p.cells, from.capacity) &&
+              copy_words(from.shifts, p.shifts, from.capacity);
     if (!ok) {
       Clear();
       status = NoMemory(from.k.bytes + from.v.bytes);
@@ -567,7 +732,8 @@ StreamBytes Stream::bytes() const {
     out.n_open += p.state == State::kOpen;
     out.n_settled += p.state == State::kSettled;
     out.n_sealed += p.state == State::kSealed;
-    out.index += sizeof(Page) + (p.cells ? p.capacity * sizeof(std::uint32_t) : 0);
+    out.index += sizeof(Page) + (p.cells ? p.capacity * sizeof(std::uint32_t) : 0) +
+                 (p.shifts ? p.capacity * sizeof(std::int32_t) : 0);
     for (Side side : {Side::kK, Side::kV}) {
       const Block& b = p.side(side);
       if (b.data == nullptr) continue;

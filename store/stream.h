@@ -6,6 +6,8 @@
 // Nothing here is thread-safe; Cache serialises.
 #pragma once
 
+#include <deque>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -19,6 +21,13 @@
 
 namespace kvtamp::store {
 
+// Where rotary positions act on a key of one head, as attention::Layer says it.
+struct TurnShape {
+  std::uint32_t first = 0, pairs = 0;
+  bool neox = false;
+  bool operator==(const TurnShape&) const = default;
+};
+
 // What all streams of a layer share.
 struct LayerShape {
   std::uint32_t n_embd_k = 0, n_embd_v = 0;  // whole rows; n_embd_v 0: a layer without V
@@ -29,6 +38,8 @@ struct LayerShape {
   codec::Format k, v;                        // resolved for the head sizes once those are known
   codec::Coding k_coding = codec::Coding::kF16, v_coding = codec::Coding::kF16;
   std::vector<float> k_mean;                 // [n_embd_k], empty until the first page is sealed
+  TurnShape turn;
+  std::map<std::int32_t, std::vector<float>> turns;  // of each shift in use: [turn.pairs] (cos, sin)
 
   std::uint32_t n_embd(codec::Side s) const { return s == codec::Side::kK ? n_embd_k : n_embd_v; }
   std::uint32_t dim(codec::Side s) const { return n_embd(s) / n_head_kv; }
@@ -80,16 +91,25 @@ class Stream {
   // Merges sealed pages that are mostly dead, two at a time.
   Status Compact();
 
-  // Every live row with a K: fn(cell, f16 row) may change the row and returns whether it did. Sealed
-  // pages are decoded, changed and coded again.
+  // Notes that the key of cell c has moved by delta[c] positions. Nothing is turned, but a page of more
+  // than kMaxTurnsOfPage distinct shifts: those it would cost attention a pass each.
+  Status ShiftK(std::span<const std::int32_t> delta);
+  // Shifts in use once ShiftK(delta) is done, each once or more.
+  void AppendShifts(std::span<const std::int32_t> delta, std::vector<std::int32_t>& shifts) const;
+  // Pages of too many shifts are turned for good; needs LayerShape::turns.
+  Status SettleShifts();
+
+  // Every live row with a K: fn(cell, f16 row as Read gives it) may change the row and returns whether it
+  // did. Pages with changes are turned and, if sealed, coded again.
   template <class F>
   Status RewriteK(F&& fn);
 
   void Clear();
   void CopyFrom(const Stream& other, Status& status);
 
-  // Appends every page as attention sees it; valid until the stream changes.
-  void AppendViews(std::vector<attention::Page>& views) const;
+  // Appends every page as attention sees it, a page of several shifts once for each; valid until the
+  // stream changes. `masks` keeps the rows of those.
+  void AppendViews(std::vector<attention::Page>& views, std::deque<page::RowMask>& masks) const;
   StreamBytes bytes() const;
 
  private:
@@ -110,6 +130,14 @@ class Stream {
   bool SideComplete(const page::Page& p, codec::Side side) const;
   bool Written(const page::Page& p, codec::Side side, std::uint32_t row) const;
   void ReadRow(const page::Page& p, codec::Side side, std::uint32_t row, half_t* out) const;
+  // Turns a stored key by what is still due.
+  void TurnRow(std::int32_t shift, half_t* row) const;
+  // What a shift by `delta` (by cell) means for a row.
+  std::int32_t DeltaOf(const page::Page& p, std::uint32_t row, std::span<const std::int32_t> delta) const;
+  Status SetShift(page::Page& p, std::uint32_t row, std::int32_t shift);
+  void FreeShifts(page::Page& p);
+  // Back to one number where all rows agree.
+  void MergeShifts(page::Page& p);
   Status MovePinned(std::uint32_t id);
   Status PinRow(const page::Page& from, std::uint32_t row);
   Status CompactInto(std::uint32_t a, std::uint32_t b);
@@ -141,6 +169,7 @@ Status Stream::RewriteK(F&& fn) {
       if (!p->live.test(r) || !Written(*p, codec::Side::kK, r)) continue;
       half_t* row = rows.data() + std::size_t{r} * shape_.n_embd_k;
       ReadRow(*p, codec::Side::kK, r, row);
+      TurnRow(p->shift_of(r), row);
       changed |= fn(p->cell(r), row);
     }
     if (!changed) continue;

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "base/executor.h"
@@ -283,8 +285,8 @@ ggml_status Backend::Attend(ggml_tensor* node) {
   return s.code() == Code::kOutOfMemory ? GGML_STATUS_ALLOC_FAILED : GGML_STATUS_FAILED;
 }
 
-// K-shift: ROPE in place over the cells, by a shift per cell. The shifted rows go through ggml's own
-// ROPE as one small tensor, and back.
+// K-shift: ROPE in place over the cells, by a shift per cell. Only the shift is noted; ggml's own ROPE
+// says by which angles it turns.
 ggml_status Backend::Shift(ggml_tensor* node) {
   const KvTensor* kv = KvOf(node);
   Buffer* b = OurBuffer(node);
@@ -292,19 +294,81 @@ ggml_status Backend::Shift(ggml_tensor* node) {
   if (kv == nullptr || kv->side != Side::kK || in->data != node->data || node->type != GGML_TYPE_F16 ||
       node->nb[2] != kv->row_bytes() || node->ne[3] != 1)
     return HostCompute(node, "not a shift of whole cells");
-  if (!b->EnsureStored(*kv)) return HostCompute(node, "layer is plain");
-  store::Cache& cache = *b->cache();
   const std::size_t offset =
       static_cast<std::size_t>(static_cast<const std::uint8_t*>(node->data) - kv->base);
   const std::uint64_t first = offset / kv->row_bytes();
-  const std::size_t in_row = offset % kv->row_bytes();
+  const auto n = static_cast<std::size_t>(node->ne[2]);
   const auto* delta = static_cast<const std::int32_t*>(shifts->data);
+  if (std::all_of(delta, delta + n, [](std::int32_t d) { return d == 0; })) return GGML_STATUS_SUCCESS;
+  const auto n_head_kv = static_cast<std::uint32_t>(node->ne[1]);
+  if (!b->SetHeads(*kv, n_head_kv)) return HostCompute(node, "layer is plain");
 
+  const std::uint32_t dim = kv->n_embd / n_head_kv;
+  const int n_rot = node->op_params[1], mode = node->op_params[2];
+  const std::size_t in_row = offset % kv->row_bytes() / sizeof(half_t);
+  const bool head_views = n_head_kv == 1 || node->nb[1] == dim * sizeof(half_t);
+  if ((mode == GGML_ROPE_TYPE_NORMAL || mode == GGML_ROPE_TYPE_NEOX) && first == 0 && head_views &&
+      in_row + static_cast<std::size_t>(n_rot) <= dim) {
+    const store::TurnShape turn{static_cast<std::uint32_t>(in_row), static_cast<std::uint32_t>(n_rot) / 2,
+                                mode == GGML_ROPE_TYPE_NEOX};
+    Status s = b->cache()->ShiftK(
+        kv->layer, std::span(delta, n), turn,
+        [&](std::int32_t shift, std::span<float> cos_sin) { return Angles(*node, shift, cos_sin); });
+    if (s.ok()) return GGML_STATUS_SUCCESS;
+    if (s.code() != Code::kUnsupported) {
+      Log(LogLevel::kError, s.message());
+      return GGML_STATUS_FAILED;
+    }
+  }
+  return ShiftRows(node, *kv, first, in_row);
+}
+
+// The angles of ggml's ROPE as `node` asks for it, for one number of positions: what it makes of unit
+// vectors. Unsupported where it does more than turn.
+Status Backend::Angles(const ggml_tensor& node, std::int32_t shift, std::span<float> cos_sin) {
+  const std::size_t pairs = cos_sin.size() / 2;
+  const bool neox = node.op_params[2] == GGML_ROPE_TYPE_NEOX;
+  std::vector<float> row(static_cast<std::size_t>(node.ne[0]), 0.0f);
+  const auto at = [&](std::size_t i, bool second) -> float& {
+    return neox ? row[i + (second ? pairs : 0)] : row[2 * i + (second ? 1 : 0)];
+  };
+  for (std::size_t i = 0; i < pairs; ++i) at(i, false) = 1.0f;
+  ggml_tensor x = *node.src[0], index = *node.src[1], op = node;
+  for (ggml_tensor* t : {&x, &op}) {
+    t->type = GGML_TYPE_F32;
+    t->ne[1] = t->ne[2] = t->ne[3] = 1;
+    t->nb[0] = sizeof(float);
+    t->nb[1] = t->nb[2] = t->nb[3] = row.size() * sizeof(float);
+    t->data = row.data();
+  }
+  index.ne[0] = 1;
+  index.data = &shift;
+  x.buffer = op.buffer = index.buffer = nullptr;
+  x.view_src = op.view_src = index.view_src = nullptr;
+  x.op = index.op = GGML_OP_NONE;
+  op.src[0] = &x;
+  op.src[1] = &index;
+  if (delegate_.Compute(&op, 1) != GGML_STATUS_SUCCESS) return Status::Invalid("ggml's ROPE failed");
+  for (std::size_t i = 0; i < pairs; ++i) {
+    const float cos = at(i, false), sin = at(i, true);
+    const float length = std::sqrt(cos * cos + sin * sin);
+    if (!(std::abs(length - 1.0f) < 1e-3f)) return Status::Unsupported("a shift that scales keys");
+    cos_sin[2 * i] = cos / length;
+    cos_sin[2 * i + 1] = sin / length;
+  }
+  return Status::Ok();
+}
+
+// A shift that is more than a turn: the rows go through ggml's ROPE as one small tensor, and back.
+ggml_status Backend::ShiftRows(ggml_tensor* node, const KvTensor& kv, std::uint64_t first,
+                               std::size_t in_row) {
+  store::Cache& cache = *OurBuffer(node)->cache();
+  const auto* delta = static_cast<const std::int32_t*>(node->src[1]->data);
   std::vector<std::uint64_t> cells;
   std::vector<std::int32_t> deltas;
-  std::vector<half_t> rows, row(kv->n_embd);
+  std::vector<half_t> rows, row(kv.n_embd);
   for (std::int64_t i = 0; i < node->ne[2]; ++i) {
-    if (delta[i] == 0 || !cache.Read(kv->layer, Side::kK, first + static_cast<std::uint64_t>(i), row.data()))
+    if (delta[i] == 0 || !cache.Read(kv.layer, Side::kK, first + static_cast<std::uint64_t>(i), row.data()))
       continue;
     cells.push_back(first + static_cast<std::uint64_t>(i));
     deltas.push_back(delta[i]);
@@ -312,10 +376,10 @@ ggml_status Backend::Shift(ggml_tensor* node) {
   }
   if (cells.empty()) return GGML_STATUS_SUCCESS;
 
-  ggml_tensor x = *in, index = *shifts, op = *node;
+  ggml_tensor x = *node->src[0], index = *node->src[1], op = *node;
   x.ne[2] = op.ne[2] = static_cast<std::int64_t>(cells.size());
   x.nb[3] = op.nb[3] = x.nb[2] * cells.size();
-  x.data = op.data = reinterpret_cast<std::uint8_t*>(rows.data()) + in_row;
+  x.data = op.data = rows.data() + in_row;
   index.ne[0] = static_cast<std::int64_t>(cells.size());
   index.data = deltas.data();
   x.buffer = op.buffer = index.buffer = nullptr;
@@ -326,12 +390,12 @@ ggml_status Backend::Shift(ggml_tensor* node) {
   if (ggml_status st = delegate_.Compute(&op, n_threads); st != GGML_STATUS_SUCCESS) return st;
 
   for (std::size_t i = 0; i < cells.size();) {
-    const std::uint32_t stream = static_cast<std::uint32_t>(cells[i] / kv->n_cells);
+    const std::uint32_t stream = static_cast<std::uint32_t>(cells[i] / kv.n_cells);
     std::vector<std::uint32_t> of_stream;
     std::size_t end = i;
-    for (; end < cells.size() && cells[end] / kv->n_cells == stream; ++end)
-      of_stream.push_back(static_cast<std::uint32_t>(cells[end] % kv->n_cells));
-    Status s = cache.ReplaceK(kv->layer, stream, of_stream, rows.data() + i * kv->n_embd);
+    for (; end < cells.size() && cells[end] / kv.n_cells == stream; ++end)
+      of_stream.push_back(static_cast<std::uint32_t>(cells[end] % kv.n_cells));
+    Status s = cache.ReplaceK(kv.layer, stream, of_stream, rows.data() + i * kv.n_embd);
     if (!s.ok()) {
       Log(LogLevel::kError, s.message());
       return GGML_STATUS_FAILED;

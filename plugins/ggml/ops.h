@@ -1,11 +1,18 @@
 // The graph side: which ops are ours, and computing them.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/status.h"
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "plugins/ggml/delegate.h"
 
 namespace kvtamp::ggml_plugin {
+
+struct KvTensor;
 
 // The scheduler's question. Refusing an op whose result lies in our buffers aborts the host, so those
 // are always ours; of the rest only attention over our K and V is.
@@ -25,6 +32,8 @@ class Backend {
   ggml_status SetRows(ggml_tensor* node);
   ggml_status Attend(ggml_tensor* node);
   ggml_status Shift(ggml_tensor* node);
+  Status Angles(const ggml_tensor& node, std::int32_t shift, std::span<float> cos_sin);
+  ggml_status ShiftRows(ggml_tensor* node, const KvTensor& kv, std::uint64_t first, std::size_t in_row);
   ggml_status HostCompute(ggml_tensor* node, const char* why);
 
   Delegate delegate_;
