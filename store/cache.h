@@ -69,11 +69,19 @@ class Cache {
                const float* rows, std::size_t stride);
   Status Write(std::uint32_t layer, codec::Side side, std::span<const std::uint64_t> cells,
                const half_t* rows, std::size_t stride);
+  // Zeros over a row that exists (Stream::WriteZero); one that does not reads as zeros already.
+  Status WriteZero(std::uint32_t layer, codec::Side side, std::uint64_t cell);
+  // The caller has proof that no sequence has cells of this stream from `n_kv` on.
+  void DropFrom(std::uint32_t layer, std::uint32_t stream, std::uint32_t n_kv);
+
   // False (and zeros) where nothing was written.
   bool Read(std::uint32_t layer, codec::Side side, std::uint64_t cell, half_t* row);
 
   // Marks cells of one stream that must stay f16 (a sequence's first tokens).
   void MarkSinks(std::uint32_t layer, std::uint32_t stream, std::span<const std::uint32_t> cells);
+
+  // For layers without V: the first `dim` channels of each head's key are its value (latent attention).
+  Status SetValuesInKeys(std::uint32_t layer, std::uint32_t dim);
 
   // One job per stream; `pages` of each is set here, whatever it says.
   struct StreamJob {
@@ -83,7 +91,7 @@ class Cache {
   Status Attend(std::uint32_t layer, std::span<const StreamJob> jobs, const attention::Params& params,
                 Executor& executor);
 
-  // Seals and compacts what is due; call when the writers of the last rows have attended.
+  // Seals what is due, and compacts where rows died; call when the writers of the last rows have attended.
   Status Maintain(std::uint32_t layer, Executor& executor);
 
   // Context shift without loss (RoFormer, arXiv:2104.09864: turning a key by a number of positions and
