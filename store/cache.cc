@@ -11,6 +11,10 @@ namespace kvtamp::store {
 using codec::Coding;
 using codec::Side;
 
+namespace {
+constexpr std::uint64_t kMaxRowsApart = 256;  // of a layer, for values f16 cannot hold
+}
+
 Cache::Cache(const Options& options, std::uint32_t n_streams, std::uint32_t n_cells)
     : options_(options), n_streams_(n_streams), n_cells_(n_cells) {}
 
@@ -93,7 +97,12 @@ Status Cache::Write(std::uint32_t layer, Side side, std::span<const std::uint64_
       return Status::Invalid("cell " + std::to_string(cells[i]) + " is outside the cache");
     auto place = StreamOf(*l, cells[i]).Place(side, static_cast<std::uint32_t>(cells[i] % n_cells_));
     if (!place.ok()) return place.status();
-    clamped_ += cpu::FloatToHalf(rows + i * stride, place.value(), n_embd);
+    const std::uint64_t clamped = cpu::FloatToHalf(rows + i * stride, place.value(), n_embd);
+    if (clamped == 0) continue;
+    // Such a row would spoil the scales of its whole page: it stays f16, as long as they are few.
+    clamped_ += clamped;
+    if (l->rows_clamped++ < kMaxRowsApart)
+      StreamOf(*l, cells[i]).MarkSink(static_cast<std::uint32_t>(cells[i] % n_cells_));
   }
   if (side == Side::kK) l->rows_written += cells.size();
   return Status::Ok();
@@ -108,9 +117,12 @@ Status Cache::Write(std::uint32_t layer, Side side, std::span<const std::uint64_
   for (std::size_t i = 0; i < cells.size(); ++i) {
     if (cells[i] >= std::uint64_t{n_cells_} * n_streams_)
       return Status::Invalid("cell " + std::to_string(cells[i]) + " is outside the cache");
-    Status s = StreamOf(*l, cells[i])
-                   .Write(side, static_cast<std::uint32_t>(cells[i] % n_cells_), rows + i * stride);
-    if (!s.ok()) return s;
+    const half_t* row = rows + i * stride;
+    const auto cell = static_cast<std::uint32_t>(cells[i] % n_cells_);
+    if (Status s = StreamOf(*l, cells[i]).Write(side, cell, row); !s.ok()) return s;
+    const bool finite = std::all_of(row, row + l->shape.n_embd(side),
+                                    [](half_t h) { return (h & 0x7C00) != 0x7C00; });
+    if (!finite && l->rows_clamped++ < kMaxRowsApart) StreamOf(*l, cells[i]).MarkSink(cell);
   }
   if (side == Side::kK) l->rows_written += cells.size();
   return Status::Ok();
@@ -397,6 +409,7 @@ CacheBytes Cache::bytes() {
   out.shared_index += allocator_.index_bytes();
   out.scratch = workspace_.bytes() + views_.capacity() * sizeof(attention::Page);
   out.peak_pages = allocator_.peak_bytes();
+  out.values_clamped = clamped_;
   return out;
 }
 

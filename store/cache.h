@@ -47,6 +47,7 @@ struct CacheBytes {
   std::uint64_t scratch = 0;
   std::uint64_t peak_pages = 0;      // highest the page memory ever was
   std::uint64_t rows_written = 0;     // once per cell, not per layer
+  std::uint64_t values_clamped = 0;   // changed on the way in because f16 cannot hold them
   std::uint64_t cells_used = 0;       // live rows of the fullest layer
 };
 
@@ -116,8 +117,6 @@ class Cache {
   void RemoveLayer(std::uint32_t layer);
 
   CacheBytes bytes();
-  // Elements changed on the way in because f16 cannot hold them.
-  std::uint64_t clamped() const { return clamped_; }
 
  private:
   struct Layer {
@@ -127,6 +126,7 @@ class Cache {
     bool copy_pending = false;  // a K copy that waits for its V
     std::uint32_t copy_from = 0, copy_to = 0;
     std::uint64_t rows_written = 0;
+    std::uint64_t rows_clamped = 0;
   };
   Layer* Get(std::uint32_t layer);
   Status FlushCopy(Layer& layer);
