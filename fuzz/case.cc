@@ -59,10 +59,10 @@ void ForEachField(S& s, F&& f) {
 // Mostly few tokens, as when generating; now and then a prompt.
 int DrawLength(Random& r) {
   const double p = r.Uniform();
-  if (p < 0.45) return 1;
-  if (p < 0.70) return r.Int(2, 8);
-  if (p < 0.95) return r.Int(9, 40);
-  return r.Int(41, 200);
+  if (p < 0.55) return 1;
+  if (p < 0.82) return r.Int(2, 7);
+  if (p < 0.97) return r.Int(8, 32);
+  return r.Int(33, 200);
 }
 
 Setup DrawSetup(Random& r, const std::string& type) {
@@ -74,11 +74,12 @@ Setup DrawSetup(Random& r, const std::string& type) {
   if (r.Chance(0.5)) {
     const auto isas = cpu::AvailableIsas();
     s.isa = isas[static_cast<std::size_t>(r.Int(0, static_cast<int>(isas.size()) - 1))];
+    if (s.isa == "scalar" && r.Chance(0.5)) s.isa = "auto";  // slow
   }
   s.page_size = r.OneOf({16u, 16u, 32u, 64u, 128u});
   s.n_sink = r.OneOf({0u, 1u, 4u, 4u, 7u, 64u});
   s.residual = r.OneOf({0u, 0u, 1u, 16u, 40u, 64u, 200u});
-  s.layers = static_cast<std::uint32_t>(r.Int(arch.sliding ? 2 : 1, 3));
+  s.layers = arch.sliding ? r.OneOf({2u, 2u, 3u}) : r.OneOf({1u, 2u, 2u, 3u});
   s.head_size = r.OneOf({32u, 64u, 80u, 96u, 128u});
   const std::uint32_t most = arch.wide_heads ? 8 : std::max(1u, 256 / s.head_size);
   do {
@@ -94,7 +95,7 @@ Setup DrawSetup(Random& r, const std::string& type) {
   s.n_seq = r.OneOf({1u, 2u, 3u, 4u, 8u, 16u});
   s.unified = r.Chance(0.5);
   s.n_ctx = s.unified ? r.OneOf({256u, 256u, 512u, 768u}) : 256 * s.n_seq;
-  s.n_ubatch = r.OneOf({1u, 5u, 16u, 32u, 64u, 512u, 512u});
+  s.n_ubatch = r.OneOf({3u, 5u, 16u, 32u, 64u, 512u, 512u});
   s.threads = r.Chance(0.15) ? 2 : 1;
   s.swa_full = r.Chance(0.5);
   s.host_f32 = r.Chance(0.4);
@@ -117,7 +118,7 @@ Op DrawOp(Random& r) {
   switch (op.kind) {
     case Kind::kDecode: {
       op.args = {token_seed, r.Int(0, 1), r.OneOf({0, 0, 1, 2}), r.Int(0, 4)};
-      const int parts = r.Chance(0.5) ? 1 : r.Int(2, 6);
+      const int parts = r.Chance(0.6) ? 1 : r.Int(2, 5);
       for (int i = 0; i < parts; ++i) {
         op.args.push_back(seq());
         op.args.push_back(DrawLength(r));

@@ -121,14 +121,15 @@ void Pair::SeqRm(llama_seq_id seq, llama_pos p0, llama_pos p1) {
 // --- decoding ----------------------------------------------------------------------------------------
 
 std::string Pair::DecodeBatch(const llama_batch& batch, Totals& totals, int& rc) {
-  if (shift_due_) {
-    shift_due_ = false;
-    shifts_ += setup_.host_f32 ? 0 : 1;
-  }
   rc = llama_decode(host_.get(), batch);
   const int ours = llama_decode(ours_.get(), batch);
   if (rc != ours)
     return "decode: the host answers " + std::to_string(rc) + ", kvtamp " + std::to_string(ours);
+  if (rc >= 0 && shift_due_) {
+    shift_due_ = false;
+    shifts_ += setup_.host_f32 ? 0 : 1;
+  }
+  if (rc >= 0) copy_due_ = false;  // below nought the batch was refused unseen
   if (rc != 0) {
     totals.refused++;
     return "";
@@ -280,6 +281,7 @@ std::string Pair::SeqCp(const Op& op, std::string& note) {
   Both([&](llama_context* c) {
     llama_memory_seq_cp(llama_get_memory(c), from, to, range.p0, range.p1);
   });
+  copy_due_ = copy_due_ || !setup_.unified;
   note = "[" + std::to_string(range.p0) + ", " + std::to_string(range.p1) + ")";
   return "";
 }

@@ -94,6 +94,11 @@ class Pair {
   std::map<int, State> states_, whole_states_;
   std::map<llama_seq_id, State> device_states_;
   bool shift_due_ = false;
+  // The host copies between streams when it next decodes. Rows restored before that are overwritten
+  // by the copy, or taken for those to be copied, and rows saved before it are not those of the
+  // sequence: the host's fault, and what is attended in the end are cells that nobody wrote. So
+  // nothing is saved or restored while a copy is due.
+  bool copy_due_ = false;
   std::uint64_t shifts_ = 0;  // that the host's cache has made since it was last emptied
 };
 

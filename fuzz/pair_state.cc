@@ -23,6 +23,7 @@ std::string Pair::SetState(const Bytes& host, const Bytes& ours, llama_seq_id se
 }
 
 std::string Pair::Save(const Op& op, std::string& note) {
+  if (copy_due_) return "skip";
   State s;
   const bool all = op.kind == Kind::kSaveAll;
   const llama_seq_id seq = all ? -1 : Seq(op.args[1]);
@@ -50,7 +51,7 @@ std::string Pair::Restore(const Op& op, std::string& note) {
   const bool all = op.kind == Kind::kRestoreAll;
   auto& states = all ? whole_states_ : states_;
   const auto found = states.find(op.args[0]);
-  if (found == states.end()) return "skip";
+  if (found == states.end() || copy_due_) return "skip";
   const State& s = found->second;
   const llama_seq_id seq = all ? -1 : Seq(op.args[1]);
   // Whose: each its own, both the host's, both kvtamp's, each the other's. The types must be alike.
@@ -66,7 +67,7 @@ std::string Pair::Restore(const Op& op, std::string& note) {
 
 std::string Pair::BadRestore(const Op& op, std::string& note) {
   const auto found = states_.find(op.args[0]);
-  if (found == states_.end()) return "skip";
+  if (found == states_.end() || copy_due_) return "skip";
   const State& s = found->second;
   const llama_seq_id seq = Seq(op.args[1]);
   Bytes host = s.host, ours = s.ours;
@@ -103,7 +104,7 @@ std::string Pair::DeviceState(const Op& op, std::string& note) {
   constexpr std::uint32_t kFlags = LLAMA_STATE_SEQ_FLAGS_ON_DEVICE;
   const llama_seq_id from = Seq(op.args[0]);
   if (op.kind == Kind::kDeviceSave) {
-    if (!Holds(from)) return "skip";
+    if (!Holds(from) || copy_due_) return "skip";
     State s;
     const auto get = [&](llama_context* c, Bytes& bytes) {
       bytes.resize(llama_state_seq_get_size_ext(c, from, kFlags));
@@ -115,7 +116,7 @@ std::string Pair::DeviceState(const Op& op, std::string& note) {
     return "";
   }
   const auto found = device_states_.find(from);
-  if (found == device_states_.end()) return "skip";
+  if (found == device_states_.end() || copy_due_) return "skip";
   bool ok = false;
   const llama_seq_id seq = Seq(op.args[1]);
   std::string difference = SetState(found->second.host, found->second.ours, seq, kFlags, ok);
