@@ -46,6 +46,7 @@ void ForEachField(S& s, F&& f) {
   f("kv_heads", s.kv_heads);
   f("head_size", s.head_size);
   f("window", s.window);
+  f("yarn", s.yarn);
   f("model_seed", s.model_seed);
   f("n_ctx", s.n_ctx);
   f("n_seq", s.n_seq);
@@ -91,6 +92,7 @@ Setup DrawSetup(Random& r, const std::string& type) {
   }
   if (arch.sliding) s.window = r.OneOf({4u, 16u, 40u, 100u, 300u});
   if (s.layers > 1 && r.Chance(0.15)) s.skip_layers = std::to_string(r.Int(0, 1));
+  s.yarn = !arch.sliding && r.Chance(0.2);
   s.model_seed = static_cast<std::uint32_t>(r.Next());
   s.n_seq = r.OneOf({1u, 2u, 3u, 4u, 8u, 16u});
   s.unified = r.Chance(0.5);

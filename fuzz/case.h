@@ -22,6 +22,7 @@ struct Setup {
   std::uint32_t page_size = 64, n_sink = 4, residual = 64;
   std::uint32_t layers = 1, heads = 2, kv_heads = 1, head_size = 32;
   std::uint32_t window = 0;  // of the sliding layers, where the architecture has them
+  std::uint32_t yarn = 0;    // rotary angles scaled per channel, for long contexts
   std::uint32_t model_seed = 0;
   std::uint32_t n_ctx = 256, n_seq = 1, n_ubatch = 512, threads = 1;
   std::uint32_t unified = 0, swa_full = 0;

@@ -109,6 +109,11 @@ llama_model* NewModel(const Setup& s, ggml_backend_dev_t device) {
   }
   if (s.arch == "gemma2") f32("attn_logit_softcapping", 5.0f);
   if (s.arch == "gemma3") f32("rope.freq_base", 1e6f);
+  if (s.yarn) {
+    gguf_set_val_str(meta.get(), (s.arch + ".rope.scaling.type").c_str(), "yarn");
+    f32("rope.scaling.factor", 4.0f);
+    u32("rope.scaling.original_context_length", 128);
+  }
   if (arch.sliding) {
     u32("attention.sliding_window", s.window);
     u32("attention.sliding_window_pattern", 2);
