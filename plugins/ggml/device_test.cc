@@ -92,6 +92,8 @@ TEST(Device, BufferTypes) {
                 ggml_backend_buft_get_alignment(buft),
             0u);
   EXPECT_FALSE(ggml_backend_buffer_is_host(buffer.get()));
+  // More than the host's own would make it abort when it keeps sequences on the device.
+  EXPECT_EQ(ggml_backend_buft_get_alignment(buft), ggml_backend_buft_get_alignment(CpuType()));
 }
 
 // A wrong setting is told when a context starts; the settings before stay in force.
