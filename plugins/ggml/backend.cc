@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <string>
@@ -272,6 +273,14 @@ bool Refuse(const std::string& why) {
   return false;
 }
 
+// rpc-server offers what it finds instead of the CPU, and for its clients a device must compute whole
+// models. It ends the process at the first op that one of its devices cannot.
+bool InRpcServer() {
+  std::error_code error;
+  const std::string name = std::filesystem::read_symlink("/proc/self/exe", error).filename().string();
+  return name.ends_with("rpc-server");
+}
+
 // Null refuses: the host goes on with its own cache.
 ggml_backend_reg_t Register() {
   static const bool ok = [] {
@@ -279,6 +288,10 @@ ggml_backend_reg_t Register() {
     if (GgmlCameWithUs()) {
       return Refuse("this program has ggml inside its own binary, which no plug-in can join; build "
                     "llama.cpp with shared libraries (-DBUILD_SHARED_LIBS=ON)");
+    }
+    if (InRpcServer()) {
+      return Refuse("an RPC server computes whole models, and this device holds a cache only: the server "
+                    "goes on without it; unset GGML_BACKEND_PATH there, and use kvtamp at the client");
     }
     std::string note, why;
     if (Status s = CheckHostAbi(note); !s.ok()) return Refuse(s.message());

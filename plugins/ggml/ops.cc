@@ -215,7 +215,9 @@ bool SupportsOp(const ggml_tensor* op) {
     Buffer* b = OurBuffer(op->src[0]);
     return b != nullptr && !b->HasKv() && BufferOf(op->src[0])->usage != GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
   }
-  if (op->op == GGML_OP_MUL || op->op == GGML_OP_ROPE) return IsQueryOfSharedLayer(op);
+  if (IsQueryOfSharedLayer(op)) return true;
+  if (op->op == GGML_OP_SET_ROWS || op->op == GGML_OP_FLASH_ATTN_EXT || op->op == GGML_OP_ROPE)
+    return CurrentSettings()->accept_ops != 0;
   return false;
 }
 
