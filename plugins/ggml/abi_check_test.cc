@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <fstream>
 #include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "ggml-backend-impl.h"
 #include "ggml-backend.h"
@@ -68,6 +71,24 @@ TEST(AbiCheck, WarnsOfVersionsNeverTested) {
   EXPECT_EQ(abi::NoteOn("0.99.0"),
             "ggml 0.99.0 was never tested with this plug-in (tested: 0.25.3, 0.26.0), but its layout "
             "fits");
+}
+
+// The first column of the first table in docs/hosts.md.
+TEST(AbiCheck, TestedVersionsAreThoseOfTheDocs) {
+  std::ifstream in(KVTAMP_SOURCE_DIR "/docs/hosts.md");
+  std::vector<std::string> documented;
+  for (std::string line; std::getline(in, line);) {
+    if (line.rfind("| ", 0) != 0) {
+      if (!documented.empty()) break;
+      continue;
+    }
+    const std::string cell = line.substr(2, line.find(" |") - 2);
+    if (!cell.empty() && cell.find_first_not_of("0123456789.") == cell.npos) {
+      documented.push_back(cell);
+    }
+  }
+  const auto known = abi::TestedVersions();
+  EXPECT_EQ(documented, std::vector<std::string>(known.begin(), known.end()));
 }
 
 int g_logged = 0;
