@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test bench format lint clean deps debug release asan tsan
+.PHONY: help demo test bench format lint clean deps debug release asan tsan both
 
 # Your own llama.cpp: make demo KVTAMP_LLAMA_DIR=/path/to/llama.cpp
 llama = llama=$${KVTAMP_LLAMA_DIR:-$$(scripts/fetch llama.cpp)}
@@ -14,8 +14,8 @@ help: ## this list
 demo: release ## a long document and a question, through llama.cpp's own cache and through kvtamp
 	@$(llama); scripts/fetch smollm2 >/dev/null; KVTAMP_LLAMA_DIR="$$llama" python3 scripts/demo.py
 
-test: release ## all tests, then the unit tests again under AddressSanitizer and UBSan
-	@scripts/fetch smollm2 >/dev/null
+test: both ## all tests, then the unit tests again under AddressSanitizer and UBSan
+	@scripts/fetch smollm2 >/dev/null; scripts/fetch llama-cpp-python >/dev/null
 	@ctest --preset release
 	@$(MAKE) --no-print-directory asan
 	@ctest --preset asan
@@ -39,6 +39,12 @@ clean: ## removes build/ (what was fetched stays in the cache)
 
 deps:
 	@scripts/deps
+
+# The plug-in for the second version of ggml as well.
+both: deps
+	@$(llama); other=$$(scripts/fetch llama.cpp-0.26); \
+	cmake --preset release -DKVTAMP_LLAMA_DIR="$$llama" -DKVTAMP_OTHER_LLAMA_DIR="$$other"
+	@cmake --build --preset release
 
 debug release asan tsan: deps
 	@$(llama); cmake --preset $@ -DKVTAMP_LLAMA_DIR="$$llama"

@@ -47,7 +47,8 @@ constexpr Option kOptions[] = {
 
 constexpr const char* kOtherVariables[] = {
     "KVTAMP_CONFIG",     // the TOML file
-    "KVTAMP_PLUGIN",     // the command: which libggml-kvtamp.so
+    "KVTAMP_PLUGIN",     // the command and the Python package: which libggml-kvtamp.so
+    "KVTAMP_LIB",        // the same for the Python package alone
     "KVTAMP_LLAMA_DIR",  // the build: the user's own llama.cpp
     "KVTAMP_LLAMA_LIB_DIR",
     "KVTAMP_SKIP_DEPS",  // the build: install no packages

@@ -30,7 +30,7 @@ constexpr const char* kBuiltVersion = KVTAMP_GGML_VERSION;
 constexpr const char* kBuiltVersion = "(unknown version)";
 #endif
 
-constexpr std::string_view kTestedVersions[] = {"0.25.3"};
+constexpr std::string_view kTestedVersions[] = {"0.25.3", "0.26.0"};
 
 // Words of the probed object that the current call reached. Per thread: nothing else may call them.
 struct Hits {
@@ -225,6 +225,27 @@ constexpr std::pair<ggml_type, const char*> kTypes[] = {
 };
 // clang-format on
 
+// Members that not every version has. The plug-in leaves them null, and the functions that lead there
+// are as new as they are.
+template <class Type>
+void AddNewer(std::vector<Row>& rows) {
+  if constexpr (requires(Type t) { t.iface.alloc_buffer_n; }) {
+    rows.push_back(KVTAMP_HIDDEN(kBufferType, Type, iface.alloc_buffer_n, alloc_buffer_n));
+  }
+  if constexpr (requires(Type t) { t.iface.get_alloc_size_n; }) {
+    rows.push_back(KVTAMP_HIDDEN(kBufferType, Type, iface.get_alloc_size_n, get_alloc_size_n));
+  }
+}
+
+const std::vector<Row>& Rows() {
+  static const std::vector<Row> rows = [] {
+    std::vector<Row> all(std::begin(kRows), std::end(kRows));
+    AddNewer<ggml_backend_buffer_type>(all);
+    return all;
+  }();
+  return rows;
+}
+
 static_assert(sizeof(void*) == sizeof(void (*)()) && sizeof(void*) == sizeof(std::uintptr_t));
 static_assert(sizeof(ggml_backend) <= (kWords - 16) * sizeof(void*));  // the longest
 
@@ -341,7 +362,7 @@ bool CompareTensors(Group group, ggml_context* ctx, ggml_cgraph* graph) {
 }
 
 std::string NameOf(Object object, std::size_t word) {
-  for (const Row& row : kRows) {
+  for (const Row& row : Rows()) {
     if (row.object == object && row.word == word) return row.name;
   }
   return "word " + std::to_string(word);
@@ -379,7 +400,7 @@ void Fill(Bench& x, const Layout& layout, ggml_context* ctx, ggml_cgraph* graph)
 }
 
 bool CompareSlots(Group group, Bench& x) {
-  for (const Row& row : kRows) {
+  for (const Row& row : Rows()) {
     if (row.function == nullptr) continue;
     t_hits = {};
     if (row.address != nullptr) row.call(x);
@@ -415,7 +436,7 @@ Layout OwnLayout() {
 
 std::vector<Slot> Slots() {
   std::vector<Slot> slots;
-  for (const Row& row : kRows) {
+  for (const Row& row : Rows()) {
     slots.push_back({row.object, row.word, row.name, row.function != nullptr});
   }
   return slots;
@@ -461,6 +482,10 @@ Status CheckAgainst(const Facts& facts) {
                              ", expected " + first->expected + more +
                              ". Build the plug-in again, with KVTAMP_LLAMA_DIR set to the "
                              "llama.cpp that is to load it");
+}
+
+std::vector<std::string_view> TestedVersions() {
+  return {std::begin(kTestedVersions), std::end(kTestedVersions)};
 }
 
 std::string NoteOn(const std::string& version) {

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -61,6 +62,7 @@ struct Facts {
 // difference.
 Facts Observe(const Layout& layout);
 Status CheckAgainst(const Facts& facts);
+std::vector<std::string_view> TestedVersions();  // docs/hosts.md has the same list
 // The warning of CheckHostAbi, for ggml_version() as given.
 std::string NoteOn(const std::string& version);
 

@@ -120,17 +120,19 @@ ggml_guid_t Guid() {
 
 // --- buffer type -------------------------------------------------------------------------------------
 
-const ggml_backend_buffer_type_i kBufferTypeInterface = {
-    /* .get_name       = */ [](ggml_backend_buffer_type_t) { return kDeviceName; },
-    /* .alloc_buffer   = */
-    [](ggml_backend_buffer_type_t buft, std::size_t size) { return Buffer::Alloc(buft, size); },
-    // As the host's own type, and no more: when it keeps a sequence on the device, it sizes its buffer by
-    // the tensors alone and aborts where the padding between more but shorter tensors does not fit.
-    /* .get_alignment  = */ [](ggml_backend_buffer_type_t) { return std::size_t{32}; },
-    /* .get_max_size   = */ nullptr,
-    /* .get_alloc_size = */ nullptr,
-    /* .is_host        = */ nullptr,  // else the host would put weights here
-};
+// By name: the versions of ggml differ in what members this structure has. Those left out are null.
+const ggml_backend_buffer_type_i kBufferTypeInterface = [] {
+  ggml_backend_buffer_type_i i = {};
+  i.get_name = [](ggml_backend_buffer_type_t) { return kDeviceName; };
+  i.alloc_buffer = [](ggml_backend_buffer_type_t buft, std::size_t size) {
+    return Buffer::Alloc(buft, size);
+  };
+  // As the host's own type, and no more: when it keeps a sequence on the device, it sizes its buffer by
+  // the tensors alone and aborts where the padding between more but shorter tensors does not fit.
+  i.get_alignment = [](ggml_backend_buffer_type_t) { return std::size_t{32}; };
+  i.is_host = nullptr;  // else the host would put weights here
+  return i;
+}();
 
 // --- device ------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@
 #include "base/version.h"
 #include "control/stats.h"
 #include "cpu/cpu.h"
+#include "tools/kvtamp/amx.h"
 #include "tools/kvtamp/cli.h"
 #include "tools/kvtamp/layout.h"
 #include "tools/kvtamp/plugin.h"
@@ -148,6 +149,12 @@ void CheckHost(Report& report) {
     }
   } else {
     report.Add("host.environment", Verdict::kOk, "no variable keeps the cache from the device");
+  }
+  const AmxTrial amx = TryAmx();
+  if (const auto problem = ProblemOf(amx)) {
+    report.Add("host.amx", Verdict::kWarn, problem->text, problem->hint);
+  } else if (amx.outcome == AmxTrial::Outcome::kRight) {
+    report.Add("host.amx", Verdict::kOk, "the host's CPU backend uses AMX, and it computes right");
   }
   rlimit limit = {};
   if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
