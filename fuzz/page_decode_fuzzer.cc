@@ -79,8 +79,16 @@ void Run(Bytes in) {
   for (std::uint32_t i = 0; i < page_size; ++i) cells[i] = run ? i : page_size - 1 - i;
   std::vector<std::uint64_t> live(2);
   for (auto& w : live) w = r.Next() | r.Next();
-  attention::Layer layer{1, dim_k, dim_v, page_size, std::max(1u, v.shape.group), hadamard, mean.data(),
-                         0, turned ? dim_k / 4 : 0u, r.Chance(0.5)};
+  attention::Layer layer;
+  layer.n_head_kv = 1;
+  layer.dim_k = dim_k;
+  layer.dim_v = dim_v;
+  layer.page_size = page_size;
+  layer.v_group = std::max(1u, v.shape.group);
+  layer.v_hadamard = hadamard;
+  layer.k_mean = mean.data();
+  layer.turn_pairs = turned ? dim_k / 4 : 0u;
+  layer.turn_neox = r.Chance(0.5);
   for (std::uint32_t i = 0; i < layer.turn_pairs; ++i) {
     const float angle = r.Normal();
     cos_sin.push_back(std::cos(angle));

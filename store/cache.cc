@@ -156,6 +156,15 @@ void Cache::MarkSinks(std::uint32_t layer, std::uint32_t stream,
     for (std::uint32_t c : cells) l->streams[stream]->MarkSink(c);
 }
 
+void Cache::MarkRestored(std::uint32_t layer, std::uint32_t stream,
+                         std::span<const std::uint32_t> cells) {
+  std::lock_guard lock(mutex_);
+  Layer* l = Get(layer);
+  if (l == nullptr) return;
+  l->restored = true;
+  for (std::uint32_t c : cells) l->streams[stream]->MarkSink(c);
+}
+
 Status Cache::SetValuesInKeys(std::uint32_t layer, std::uint32_t dim) {
   std::lock_guard lock(mutex_);
   Layer* l = Get(layer);
@@ -228,7 +237,11 @@ Status Cache::Maintain(std::uint32_t layer, Executor& executor) {
     if (l->shape.k.mean && l->shape.k_mean.empty()) {
       auto first = std::find_if(items.begin(), items.end(),
                                 [](const Item& i) { return i.task.side == Side::kK; });
-      if (first != items.end()) l->shape.k_mean = first->stream->MeanKey(first->task.page);
+      if (first != items.end()) {
+        l->shape.k_mean = l->restored && !l->shape.k_mean_before.empty()
+                              ? l->shape.k_mean_before
+                              : first->stream->MeanKey(first->task.page);
+      }
     }
     const std::size_t n = items.size() * l->shape.n_head_kv;
     std::atomic<std::size_t> next{0};
@@ -355,7 +368,10 @@ void Cache::Clear() {
   for (auto& [id, l] : layers_) {
     l.copy_pending = false;
     for (auto& s : l.streams) s->Clear();
-    l.shape.k_mean.clear();  // no coded page is left that needs it
+    // No coded page is left that needs it.
+    if (!l.shape.k_mean.empty()) l.shape.k_mean_before = std::move(l.shape.k_mean);
+    l.shape.k_mean.clear();
+    l.restored = false;
     l.shape.turns.clear();
   }
 }
@@ -392,6 +408,7 @@ CacheBytes Cache::bytes() {
       lb.sum.dead_rows += b.dead_rows;
     }
     lb.sum.scales[0] += l.shape.k_mean.capacity() * sizeof(float);
+    lb.sum.index += l.shape.k_mean_before.capacity() * sizeof(float);
     for (const auto& [shift, angles] : l.shape.turns)
       lb.sum.index += sizeof(shift) + sizeof(angles) + angles.capacity() * sizeof(float);
     out.cells_used = std::max(out.cells_used, lb.sum.live_rows);

@@ -84,6 +84,11 @@ class Cache {
   // For layers without V: the first `dim` channels of each head's key are its value (latent attention).
   Status SetValuesInKeys(std::uint32_t layer, std::uint32_t dim);
 
+  // `cells` of one stream are the first of a run of rows that comes from a saved state. Its first rows are
+  // taken for a sequence's first tokens; and where all was cleared for it, as a host does before it loads a
+  // whole state, pages are coded with the mean key from before, so that they come out the same again.
+  void MarkRestored(std::uint32_t layer, std::uint32_t stream, std::span<const std::uint32_t> cells);
+
   // One job per stream; `pages` of each is set here, whatever it says.
   struct StreamJob {
     std::uint32_t stream = 0;
@@ -127,6 +132,7 @@ class Cache {
     std::uint32_t copy_from = 0, copy_to = 0;
     std::uint64_t rows_written = 0;
     std::uint64_t rows_clamped = 0;
+    bool restored = false;  // since Clear
   };
   Layer* Get(std::uint32_t layer);
   Status FlushCopy(Layer& layer);

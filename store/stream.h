@@ -39,6 +39,7 @@ struct LayerShape {
   codec::Format k, v;                        // resolved for the head sizes once those are known
   codec::Coding k_coding = codec::Coding::kF16, v_coding = codec::Coding::kF16;
   std::vector<float> k_mean;                 // [n_embd_k], empty until the first page is sealed
+  std::vector<float> k_mean_before;          // that of what Clear took away
   TurnShape turn;
   std::map<std::int32_t, std::vector<float>> turns;  // of each shift in use: [turn.pairs] (cos, sin)
 

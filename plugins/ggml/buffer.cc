@@ -229,7 +229,7 @@ void Buffer::MarkRestored(const KvTensor& t, const void* address, std::size_t si
   const std::uint64_t first = offset / t.row_bytes();
   std::vector<std::uint32_t> cells(settings->n_sink);
   std::iota(cells.begin(), cells.end(), static_cast<std::uint32_t>(first % t.n_cells));
-  cache_->MarkSinks(t.layer, static_cast<std::uint32_t>(first / t.n_cells), cells);
+  cache_->MarkRestored(t.layer, static_cast<std::uint32_t>(first / t.n_cells), cells);
 }
 
 void Buffer::Set(const void* address, const void* data, std::size_t size) {
