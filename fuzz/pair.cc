@@ -263,7 +263,7 @@ std::string Pair::ContextShift(llama_seq_id seq, std::int32_t keep, std::int32_t
   const llama_pos first = std::max(0, llama_memory_seq_pos_min(host_memory(), seq));
   const llama_pos p0 = first + keep;
   const llama_pos n = (End(seq) - p0) * discard / 1000;
-  if (n <= 0 || !llama_memory_can_shift(host_memory())) return "skip";
+  if (n <= 0 || !CanShift()) return "skip";
   SeqRm(seq, p0, p0 + n);
   Both([&](llama_context* c) { llama_memory_seq_add(llama_get_memory(c), seq, p0 + n, -1, -n); });
   shift_due_ = true;
@@ -304,7 +304,7 @@ std::string Pair::Memory(const Op& op, std::string& note) {
       return "";
     case Kind::kSeqAdd: {
       const llama_seq_id seq = Seq(args[0]);
-      if (!Holds(seq) || !llama_memory_can_shift(host_memory())) return "skip";
+      if (!Holds(seq) || !CanShift()) return "skip";
       const Range range = Resolve(seq, args[1], args[2]);
       const llama_pos delta = End(seq) > kHighPosition ? -std::abs(args[3]) : args[3];
       say(range);
@@ -316,7 +316,7 @@ std::string Pair::Memory(const Op& op, std::string& note) {
     }
     case Kind::kSeqDiv: {
       const llama_seq_id seq = Seq(args[0]);
-      if (!Holds(seq) || args[3] < 1 || !llama_memory_can_shift(host_memory())) return "skip";
+      if (!Holds(seq) || args[3] < 1 || !CanShift()) return "skip";
       const Range range = Resolve(seq, args[1], args[2]);
       say(range);
       Both([&](llama_context* c) {

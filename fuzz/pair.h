@@ -54,6 +54,9 @@ class Pair {
 
   llama_memory_t host_memory() const { return llama_get_memory(host_.get()); }
   llama_memory_t our_memory() const { return llama_get_memory(ours_.get()); }
+  // With YaRN the host's shift multiplies all keys by YaRN's factor, also those of cells that do not
+  // move: a fault of the host, which kvtamp does not share.
+  bool CanShift() const { return !setup_.yarn && llama_memory_can_shift(host_memory()); }
   llama_seq_id Seq(std::int32_t n) const { return n % static_cast<std::int32_t>(setup_.n_seq); }
   llama_pos End(llama_seq_id seq) const { return llama_memory_seq_pos_max(host_memory(), seq) + 1; }
   // Tokens of a batch; the host asserts it.
