@@ -115,8 +115,7 @@ Outcome RunCase(const Case& c, ggml_backend_dev_t device, bool trace) {
   if (ended && WIFEXITED(status) && WEXITSTATUS(status) == 0) return o;
   o.ok = false;
   o.at_op = started == 0 ? 0 : started - 1;
-  o.what = WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM
-               ? "hangs"
+  o.what = WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM ? "hangs"
            : WIFSIGNALED(status) ? "dies of signal " + std::to_string(WTERMSIG(status))
                                  : "exits with " + std::to_string(WEXITSTATUS(status));
   return o;
