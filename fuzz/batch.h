@@ -19,8 +19,8 @@ class Batch {
     llama_pos p0 = 0;
     std::int32_t n = 0;
   };
-  // Random tokens for each part, one after the other or in turns. Logits: 0 of each part's last token,
-  // 1 of all, 2 of some.
+  // Random tokens for each part, one after the other or in turns. Logits: 0 of each part's last
+  // token, 1 of all, 2 of some.
   Batch(const std::vector<Part>& parts, std::int32_t seed, bool interleaved, std::int32_t outputs) {
     std::int32_t n = 0, longest = 0;
     for (const Part& p : parts) {

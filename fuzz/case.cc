@@ -98,7 +98,7 @@ Setup DrawSetup(Random& r, const std::string& type) {
   s.unified = r.Chance(0.5);
   s.n_ctx = s.unified ? r.OneOf({256u, 256u, 512u, 768u}) : 256 * s.n_seq;
   s.n_ubatch = r.OneOf({3u, 5u, 16u, 32u, 64u, 512u, 512u});
-  s.threads = r.Chance(0.15) ? 2 : 1;
+  s.threads = r.Chance(0.06) ? 2 : 1;
   s.swa_full = r.Chance(0.5);
   s.host_f32 = r.Chance(0.4);
   return s;

@@ -1,9 +1,10 @@
-// A case: a model's shape, the settings of its two contexts, and a list of operations. It is made from
-// a seed, can be written down one operation a line, and read back.
+// A case: a model's shape, the settings of its two contexts, and a list of operations. It is made
+// from a seed, can be written down one operation a line, and read back.
 //
-// Operations name nothing absolutely: a sequence is a number that is taken modulo the sequences there
-// are, a range of positions is in thousandths of what the sequence holds, a decode goes on where its
-// sequence ends. So any sub-list of a case is a case too, which is what makes shrinking possible.
+// Operations name nothing absolutely: a sequence is a number that is taken modulo the sequences
+// there are, a range of positions is in thousandths of what the sequence holds, a decode goes on
+// where its sequence ends. So any sub-list of a case is a case too, which is what makes shrinking
+// possible.
 #pragma once
 
 #include <cstdint>

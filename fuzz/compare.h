@@ -7,12 +7,14 @@
 
 namespace kvtamp::fuzz {
 
-// What is allowed of one row of logits: its squared error over the squared length of the host's row.
+// What is allowed of one row of logits: its squared error over the squared length of the host's
+// row.
 struct Bounds {
-  double row = 0;        // any single row
-  double mean = 0;       // over all rows of a case
-  double per_shift = 0;  // more of both for each shift that an f16 host cache has rounded its keys in
-  bool coded = false;    // over a whole run the error must not be nought
+  double row = 0;   // any single row
+  double mean = 0;  // over all rows of a case
+  double per_shift =
+      0;               // more of both for each shift that an f16 host cache has rounded its keys in
+  bool coded = false;  // over a whole run the error must not be nought
 };
 const Bounds* BoundsOf(const std::string& type);
 

@@ -15,12 +15,12 @@ namespace kvtamp::fuzz {
 namespace {
 
 constexpr Architecture kArchitectures[] = {
-    {"llama", false, true, true},    // pairs of neighbours turn, by factors of their own
-    {"qwen2", false, true, false},   // halves turn; biases
+    {"llama", false, true, true},      // pairs of neighbours turn, by factors of their own
+    {"qwen2", false, true, false},     // halves turn; biases
     {"gptneox", false, false, false},  // a part of each head turns
-    {"bloom", false, false, false},  // no rotation: the mask holds distances
-    {"gemma2", true, true, true},    // scores are capped
-    {"gemma3", true, true, true},    // two rotary bases
+    {"bloom", false, false, false},    // no rotation: the mask holds distances
+    {"gemma2", true, true, true},      // scores are capped
+    {"gemma3", true, true, true},      // two rotary bases
 };
 
 std::uint64_t HashOf(std::string_view text) {  // FNV-1a
@@ -33,8 +33,8 @@ struct WeightSource {
   std::uint64_t seed;
 };
 
-// Weights such that what was attended decides the logits: sharp scores, attention that outweighs the
-// rest of the model. Otherwise a lost row would drown in the embedding of the token itself.
+// Weights such that what was attended decides the logits: sharp scores, attention that outweighs
+// the rest of the model. Otherwise a lost row would drown in the embedding of the token itself.
 void Fill(ggml_tensor* t, void* user) {
   const std::string_view name = t->name;
   const auto has = [&](std::string_view part) { return name.find(part) != name.npos; };

@@ -48,9 +48,11 @@ Side MakeSide(Bytes& in, Random& r, std::uint32_t rows, std::uint32_t dim, bool 
   return s;
 }
 
-void RowOf(const Side& s, bool is_v, const float* mean, bool hadamard, std::uint32_t row, float* out) {
+void RowOf(const Side& s, bool is_v, const float* mean, bool hadamard, std::uint32_t row,
+           float* out) {
   if (s.coding == Coding::kF16) {
-    const auto* h = reinterpret_cast<const half_t*>(s.bytes.data()) + std::size_t{row} * s.shape.dim;
+    const auto* h =
+        reinterpret_cast<const half_t*>(s.bytes.data()) + std::size_t{row} * s.shape.dim;
     for (std::uint32_t c = 0; c < s.shape.dim; ++c) out[c] = HalfToFloat(h[c]);
   } else if (is_v) {
     codec::DecodeRowV(s.coding, s.shape, s.bytes.data(), hadamard, row, out);
@@ -61,8 +63,7 @@ void RowOf(const Side& s, bool is_v, const float* mean, bool hadamard, std::uint
 
 void Run(Bytes in) {
   const auto isas = cpu::AvailableIsas();
-  const bool forced =
-      cpu::ForceIsa(isas[in.Below(static_cast<std::uint32_t>(isas.size()))]).ok();
+  const bool forced = cpu::ForceIsa(isas[in.Below(static_cast<std::uint32_t>(isas.size()))]).ok();
   Require(forced, "an instruction set that is available cannot be forced");
   const std::uint32_t page_size = 16u << in.Below(4);
   const std::uint32_t dim_k = 32 + 8 * in.Below(69), dim_v = 32 + 8 * in.Below(69);
@@ -109,14 +110,16 @@ void Run(Bytes in) {
     }
   }
 
-  std::vector<float> q(std::size_t{n_tok} * gqa * dim_k), out(std::size_t{n_tok} * gqa * dim_v, NAN);
+  std::vector<float> q(std::size_t{n_tok} * gqa * dim_k),
+      out(std::size_t{n_tok} * gqa * dim_v, NAN);
   for (float& x : q) x = r.Normal();
   constexpr half_t kShut = 0xFC00;
   std::vector<half_t> mask(std::size_t{n_tok} * page_size, 0);
   for (std::uint32_t t = 0; t < n_tok; ++t)
     for (std::uint32_t c = 0; c < page_size; ++c)
       if (causal ? c > t : r.Chance(0.3)) mask[std::size_t{t} * page_size + c] = kShut;
-  if (n_tok > 1) std::fill_n(mask.begin() + page_size, page_size, kShut);  // a row that sees nothing
+  if (n_tok > 1)
+    std::fill_n(mask.begin() + page_size, page_size, kShut);  // a row that sees nothing
 
   attention::Page page;
   page.k = k.bytes.data();

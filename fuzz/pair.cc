@@ -77,8 +77,7 @@ Pair::Pair(const Setup& setup, ggml_backend_dev_t device, std::string& why)
     why = "no model";
     return;
   }
-  host_.reset(
-      NewContext(setup, host_model_.get(), setup.host_f32 ? GGML_TYPE_F32 : GGML_TYPE_F16));
+  host_.reset(NewContext(setup, host_model_.get(), setup.host_f32 ? GGML_TYPE_F32 : GGML_TYPE_F16));
   ours_.reset(NewContext(setup, our_model_.get(), GGML_TYPE_F16));
   if (!host_ || !ours_) why = "no context";
 }
@@ -99,7 +98,8 @@ std::string Pair::Finish(const Totals& totals) const {
 std::string Pair::CheckPositions() const {
   for (std::uint32_t s = 0; s < setup_.n_seq; ++s) {
     const auto seq = static_cast<llama_seq_id>(s);
-    if (llama_memory_seq_pos_min(host_memory(), seq) != llama_memory_seq_pos_min(our_memory(), seq) ||
+    if (llama_memory_seq_pos_min(host_memory(), seq) !=
+            llama_memory_seq_pos_min(our_memory(), seq) ||
         llama_memory_seq_pos_max(host_memory(), seq) != llama_memory_seq_pos_max(our_memory(), seq))
       return "sequence " + std::to_string(s) + " holds other positions";
   }
@@ -118,7 +118,8 @@ void Pair::SeqRm(llama_seq_id seq, llama_pos p0, llama_pos p1) {
   Both([&](llama_context* c) { llama_memory_seq_rm(llama_get_memory(c), seq, p0, p1); });
 }
 
-// --- decoding ----------------------------------------------------------------------------------------
+// --- decoding
+// ----------------------------------------------------------------------------------------
 
 std::string Pair::DecodeBatch(const llama_batch& batch, Totals& totals, int& rc) {
   rc = llama_decode(host_.get(), batch);
@@ -257,13 +258,14 @@ std::string Pair::BadDecode(const Op& op, Totals& totals, std::string& note) {
   return difference;
 }
 
-// --- sequences ---------------------------------------------------------------------------------------
+// --- sequences
+// ---------------------------------------------------------------------------------------
 
 std::string Pair::ContextShift(llama_seq_id seq, std::int32_t keep, std::int32_t discard) {
   const llama_pos first = std::max(0, llama_memory_seq_pos_min(host_memory(), seq));
   const llama_pos p0 = first + keep;
   const llama_pos n = (End(seq) - p0) * discard / 1000;
-  if (n <= 0 || !llama_memory_can_shift(host_memory())) return "skip";
+  if (n <= 0 || !CanShift()) return "skip";
   SeqRm(seq, p0, p0 + n);
   Both([&](llama_context* c) { llama_memory_seq_add(llama_get_memory(c), seq, p0 + n, -1, -n); });
   shift_due_ = true;
@@ -304,7 +306,7 @@ std::string Pair::Memory(const Op& op, std::string& note) {
       return "";
     case Kind::kSeqAdd: {
       const llama_seq_id seq = Seq(args[0]);
-      if (!Holds(seq) || !llama_memory_can_shift(host_memory())) return "skip";
+      if (!Holds(seq) || !CanShift()) return "skip";
       const Range range = Resolve(seq, args[1], args[2]);
       const llama_pos delta = End(seq) > kHighPosition ? -std::abs(args[3]) : args[3];
       say(range);
@@ -316,7 +318,7 @@ std::string Pair::Memory(const Op& op, std::string& note) {
     }
     case Kind::kSeqDiv: {
       const llama_seq_id seq = Seq(args[0]);
-      if (!Holds(seq) || args[3] < 1 || !llama_memory_can_shift(host_memory())) return "skip";
+      if (!Holds(seq) || args[3] < 1 || !CanShift()) return "skip";
       const Range range = Resolve(seq, args[1], args[2]);
       say(range);
       Both([&](llama_context* c) {

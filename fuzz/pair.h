@@ -1,8 +1,8 @@
-// One model twice: its cache with the host, and its cache with kvtamp. The same calls go to both, and
-// whatever either answers must agree.
+// One model twice: its cache with the host, and its cache with kvtamp. The same calls go to both,
+// and whatever either answers must agree.
 //
-// Which calls are legal depends on what the sequences hold. The host keeps that in tables of its own
-// that no backend can influence, so the host's context is asked, and both get the same call.
+// Which calls are legal depends on what the sequences hold. The host keeps that in tables of its
+// own that no backend can influence, so the host's context is asked, and both get the same call.
 #pragma once
 
 #include <array>
@@ -32,8 +32,8 @@ struct Totals {
 
 class Pair {
  public:
-  // Settings go through the environment, which the device reads when the context is made. `why` is set
-  // if anything failed.
+  // Settings go through the environment, which the device reads when the context is made. `why` is
+  // set if anything failed.
   Pair(const Setup& setup, ggml_backend_dev_t device, std::string& why);
 
   // Empty, or what differs. `note` says what the operation came to.
@@ -54,6 +54,9 @@ class Pair {
 
   llama_memory_t host_memory() const { return llama_get_memory(host_.get()); }
   llama_memory_t our_memory() const { return llama_get_memory(ours_.get()); }
+  // With YaRN the host's shift multiplies all keys by YaRN's factor, also those of cells that do
+  // not move: a fault of the host, which kvtamp does not share.
+  bool CanShift() const { return !setup_.yarn && llama_memory_can_shift(host_memory()); }
   llama_seq_id Seq(std::int32_t n) const { return n % static_cast<std::int32_t>(setup_.n_seq); }
   llama_pos End(llama_seq_id seq) const { return llama_memory_seq_pos_max(host_memory(), seq) + 1; }
   // Tokens of a batch; the host asserts it.

@@ -1,4 +1,5 @@
-// Numbers from a seed, the same on every machine and standard library (std's distributions are not).
+// Numbers from a seed, the same on every machine and standard library (std's distributions are
+// not).
 #pragma once
 
 #include <cmath>

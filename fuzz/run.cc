@@ -1,5 +1,6 @@
 #include "fuzz/run.h"
 
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,8 +14,8 @@ namespace kvtamp::fuzz {
 
 namespace {
 
-// A case takes seconds; sanitizers take their time.
-constexpr unsigned kLimitSeconds = 300;
+// A case takes a second of a processor; sanitizers, and machines that are busy, take their time.
+constexpr unsigned kLimitCpuSeconds = 300, kLimitSeconds = 1800;
 
 // What the child sends: this, then `text_bytes` of text: the difference, a NUL, the trace.
 struct Message {
@@ -53,6 +54,8 @@ void Send(int fd, const Outcome& o, bool whole) {
 }
 
 void Child(const Case& c, ggml_backend_dev_t device, bool trace, int fd) {
+  const rlimit limit{kLimitCpuSeconds, kLimitCpuSeconds + 10};
+  setrlimit(RLIMIT_CPU, &limit);
   alarm(kLimitSeconds);
   setenv("GGML_NO_BACKTRACE", "1", 1);  // else the host starts a debugger
   Outcome o;
@@ -115,10 +118,13 @@ Outcome RunCase(const Case& c, ggml_backend_dev_t device, bool trace) {
   if (ended && WIFEXITED(status) && WEXITSTATUS(status) == 0) return o;
   o.ok = false;
   o.at_op = started == 0 ? 0 : started - 1;
-  o.what = WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM
-               ? "hangs"
-           : WIFSIGNALED(status) ? "dies of signal " + std::to_string(WTERMSIG(status))
-                                 : "exits with " + std::to_string(WEXITSTATUS(status));
+  if (!WIFSIGNALED(status)) {
+    o.what = "exits with " + std::to_string(WEXITSTATUS(status));
+  } else if (WTERMSIG(status) == SIGALRM || WTERMSIG(status) == SIGXCPU) {
+    o.what = "hangs";
+  } else {
+    o.what = "dies of signal " + std::to_string(WTERMSIG(status));
+  }
   return o;
 }
 

@@ -1,5 +1,5 @@
-// Runs cases, each in a process of its own: a crash or a hang is a difference like any other, and one
-// case's settings cannot reach the next.
+// Runs cases, each in a process of its own: a crash or a hang is a difference like any other, and
+// one case's settings cannot reach the next.
 #pragma once
 
 #include <string>
@@ -12,10 +12,10 @@ namespace kvtamp::fuzz {
 
 struct Outcome {
   bool ok = true;
-  std::string what;         // the difference
-  std::size_t at_op = 0;    // number of the operation that showed it
+  std::string what;       // the difference
+  std::size_t at_op = 0;  // number of the operation that showed it
   Totals totals;
-  std::string trace;        // every operation with what it came to, if asked for
+  std::string trace;  // every operation with what it came to, if asked for
 };
 
 // `trace`: each operation with what it came to goes into the outcome.

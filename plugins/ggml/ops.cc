@@ -371,7 +371,8 @@ ggml_status Backend::Shift(ggml_tensor* node) {
 }
 
 // The angles of ggml's ROPE as `node` asks for it, for one number of positions: what it makes of unit
-// vectors. Unsupported where it does more than turn.
+// vectors. With YaRN it also scales, by a factor that keys got when they were written and that the host
+// applies once more at each shift, to moved and unmoved cells alike: a fault, which is not followed.
 Status Backend::Angles(const ggml_tensor& node, std::int32_t shift, std::span<float> cos_sin) {
   const std::size_t pairs = cos_sin.size() / 2;
   const bool neox = node.op_params[2] == GGML_ROPE_TYPE_NEOX;
@@ -399,7 +400,7 @@ Status Backend::Angles(const ggml_tensor& node, std::int32_t shift, std::span<fl
   for (std::size_t i = 0; i < pairs; ++i) {
     const float cos = at(i, false), sin = at(i, true);
     const float length = std::sqrt(cos * cos + sin * sin);
-    if (!(std::abs(length - 1.0f) < 1e-3f)) return Status::Unsupported("a shift that scales keys");
+    if (!(length > 1e-3f && length < 1e3f)) return Status::Unsupported("a shift that is not a turn");
     cos_sin[2 * i] = cos / length;
     cos_sin[2 * i + 1] = sin / length;
   }
