@@ -75,3 +75,18 @@ def test_drafts_of_a_second_model(other_model, tmp_path):
     same = host.same_words(drafted["content"], plain["content"])
     print(f"the same {same} words of {len(plain['content'].split())}")
     assert same >= 40
+
+
+def test_no_step_in_error_where_the_window_ends(gemma, tmp_path):
+    lengths = [400, 512, 513, 700, 1024, 1025, 1500, 3000]
+
+    def steps_at(cache, reference=None):
+        with gemma.server("-np", 1, "-c", 4096, "--swa-full", cache=cache, log=tmp_path / "log") as server:
+            tokens = server.tokens(host.document(16000))
+            if reference is None:
+                return [server.follow(tokens[:n], 24) for n in lengths]
+            return [host.walk(server, tokens[:n], steps) for n, steps in zip(lengths, reference)]
+    walks = steps_at(DEFAULT, steps_at(HOST))
+    moved = [sum(walk.moved) / len(walk.moved) for walk in walks]
+    print({n: round(nats, 3) for n, nats in zip(lengths, moved)})
+    assert max(moved) <= 3 * max(moved[0], 0.05)

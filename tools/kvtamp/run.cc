@@ -139,8 +139,15 @@ int RunMain(const Args& args) {
   if (!quiet) {
     const control::Settings& s = settings.value();
     std::string line =
-        fmt::format("kvtamp run: device {}, cache {}, page {}, {} sinks, window {}; set",
-                    kDeviceName, TypeText(s.type), s.page_size, s.n_sink, s.residual_length);
+        fmt::format("kvtamp run: device {}, cache {}, page {}, {} sinks, window {}", kDeviceName,
+                    TypeText(s.type), s.page_size, s.n_sink, s.residual_length);
+    const char* before_value = " [";
+    for (const control::Value& value : s.values) {
+      if (value.source == control::Source::kDefault) continue;
+      line += fmt::format("{}{} = {} ({})", before_value, value.option->path, value.text, value.where);
+      before_value = ", ";
+    }
+    line += *before_value == ',' ? "]; set" : "; set";
     for (const auto& [name, value] : set) line += fmt::format(" {}={}", name, ShellQuoted(value));
     if (set.empty()) line += " nothing";
     if (!plan.append.empty()) line += fmt::format("; appended {}", fmt::join(plan.append, " "));

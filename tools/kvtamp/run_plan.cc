@@ -25,6 +25,7 @@ constexpr std::string_view kNoProjector[] = {"--no-mmproj-offload"};
 constexpr std::string_view kCacheRam[] = {"-cram", "--cache-ram"};
 constexpr std::string_view kOffload[] = {"-kvo", "--kv-offload"};
 constexpr std::string_view kNoOffload[] = {"-nkvo", "--no-kv-offload"};
+constexpr std::string_view kRpc[] = {"--rpc"};
 constexpr std::string_view kModel[] = {"-m", "--model"};
 constexpr std::string_view kTypeK[] = {"-ctk", "--cache-type-k"};
 constexpr std::string_view kTypeV[] = {"-ctv", "--cache-type-v"};
@@ -94,6 +95,18 @@ class Words {
   const GetEnv& getenv_;
 };
 
+// The devices of a list that are not ours.
+std::string Others(const std::string& devices) {
+  std::string others;
+  for (std::size_t at = 0; at < devices.size();) {
+    const std::size_t end = std::min(devices.find_first_of(",/", at), devices.size());
+    const std::string name = devices.substr(at, end - at);
+    if (!name.empty() && Lower(name) != "kvtamp") others += (others.empty() ? "" : ", ") + name;
+    at = end + 1;
+  }
+  return others;
+}
+
 bool NamesUs(const std::string& devices) {
   std::string list(1, ',');
   list += Lower(devices);
@@ -110,6 +123,11 @@ Result<RunPlan> PlanRun(const std::string& plugin, const std::vector<std::string
   const std::string path = program.empty() ? "" : program.front();
   const std::string name = path.substr(path.find_last_of('/') + 1);
 
+  if (name.ends_with("rpc-server")) {
+    return Status::Invalid(name +
+                           " computes whole models for others, and KVTAMP holds a cache only: start it "
+                           "without kvtamp, and run the client with it");
+  }
   const std::string loaded = getenv("GGML_BACKEND_PATH").value_or("");
   if (loaded.empty()) {
     plan.set.emplace_back("GGML_BACKEND_PATH", plugin);
@@ -147,6 +165,12 @@ Result<RunPlan> PlanRun(const std::string& plugin, const std::vector<std::string
   const std::string devices = words.Value(kDevice, "LLAMA_ARG_DEVICE");
   if (!devices.empty() && !NamesUs(devices)) {
     plan.warnings.push_back("device " + devices + " was asked for and not KVTAMP" + idle);
+  } else if (const std::string others = Others(devices); !others.empty()) {
+    plan.warnings.push_back("layers on " + others + " keep the host's own cache, uncompressed");
+  } else if (devices.empty() && !bench && !words.Value(kRpc, "LLAMA_ARG_RPC").empty()) {
+    plan.warnings.push_back(
+        "--rpc: its devices stay idle, since KVTAMP alone is asked for: say -dev KVTAMP,RPC0 to share the "
+        "layers (those on RPC0 keep the host's own cache, uncompressed)");
   }
   const std::string layers = words.Value(kLayers, "LLAMA_ARG_N_GPU_LAYERS");
   if (layers == "0") {

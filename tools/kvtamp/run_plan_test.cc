@@ -66,6 +66,8 @@ TEST(RunPlan, SaysWhatDefeatsUs) {
                                                {"--no-kv-offload"},
                                                {"-dev", "none"},
                                                {"-dev", "CUDA0"},
+                                               {"-dev", "KVTAMP,CUDA0"},
+                                               {"--rpc", "127.0.0.1:50052"},
                                                {"-ngl", "12"},
                                                {"-ctk", "q8_0"},
                                                {"-ctv", "q4_0"}}) {
@@ -83,6 +85,20 @@ TEST(RunPlan, SaysWhatDefeatsUs) {
   // The flag wins over the variable.
   EXPECT_TRUE(
       Plan({"llama-cli", "-ngl", "all"}, {{"LLAMA_ARG_N_GPU_LAYERS", "0"}}).warnings.empty());
+}
+
+TEST(RunPlan, OtherDevicesAreNamed) {
+  const RunPlan plan = Plan({"llama-cli", "-dev", "RPC0,kvtamp,CUDA1"});
+  ASSERT_EQ(plan.warnings.size(), 1u);
+  EXPECT_NE(plan.warnings[0].find("layers on RPC0, CUDA1 keep"), std::string::npos);
+  EXPECT_TRUE(Plan({"llama-cli", "--rpc", "x:1", "-dev", "KVTAMP"}).warnings.empty());
+}
+
+TEST(RunPlan, AnRpcServerIsAnError) {
+  const auto plan = PlanRun("/lib/libggml-kvtamp.so", {"/opt/ggml-rpc-server"},
+                            [](const std::string&) { return std::optional<std::string>(); });
+  ASSERT_FALSE(plan.ok());
+  EXPECT_NE(plan.status().message().find("ggml-rpc-server"), std::string::npos);
 }
 
 TEST(RunPlan, AnotherPluginIsAnError) {
