@@ -48,7 +48,8 @@ struct Plan {
 
 void CutRows(const Plan& plan, JobPlan& j, std::uint32_t prefill_lanes) {
   j.rows = j.job->n_tok * (plan.params->n_head / plan.layer->n_head_kv);
-  j.decode = j.rows <= kMaxDecodeRows;
+  // Integer dot products need V coded per token: latent attention takes the other way at any size.
+  j.decode = j.rows <= kMaxDecodeRows && !plan.layer->v_in_k;
   j.block_rows = j.decode ? kMaxDecodeRows : kMaxPrefillRows / prefill_lanes * prefill_lanes;
   j.n_blocks = (j.rows + j.block_rows - 1) / j.block_rows;
 }
@@ -176,6 +177,8 @@ Status Check(const Layer& layer, std::span<const Job> jobs, const Params& params
   }
   if (layer.turn_first + 2 * layer.turn_pairs > layer.dim_k)
     return Status::Invalid("attention: a turn of more channels than a key has");
+  if (layer.v_in_k && (layer.dim_v > layer.dim_k || (layer.turn_pairs != 0 && layer.turn_first < layer.dim_v)))
+    return Status::Invalid("attention: V lies in K, but beyond it or where keys are turned");
   const std::uint32_t ps = layer.page_size;
   if (ps != 16 && ps != 32 && ps != 64 && ps != 128) {
     return Status::Invalid("attention: page size " + std::to_string(ps) +
@@ -187,7 +190,7 @@ Status Check(const Layer& layer, std::span<const Job> jobs, const Params& params
         return Status::Invalid("attention: a page holds more rows than the page size");
       if (page.turn != nullptr && layer.turn_pairs == 0)
         return Status::Invalid("attention: a turned page in a layer without turns");
-      if (page.v_coding != codec::Coding::kF16 &&
+      if (!layer.v_in_k && page.v_coding != codec::Coding::kF16 &&
           (layer.v_group == 0 || layer.dim_v % layer.v_group != 0)) {
         return Status::Invalid("attention: V group " + std::to_string(layer.v_group) +
                                " does not divide " + std::to_string(layer.dim_v));

@@ -52,6 +52,9 @@ struct Layer {
   std::uint32_t page_size = 64;
   std::uint32_t v_group = 64;     // elements per V scale
   bool v_hadamard = false;        // coded V pages are in the rotated basis
+  // Latent attention (DeepSeek-V2, arXiv:2405.04434): V is the first dim_v channels of K, and pages
+  // have no V of their own.
+  bool v_in_k = false;
   const float* k_mean = nullptr;  // [n_head_kv, dim_k] taken off coded K pages, or null
   // Where rotary positions act: pairs of channels from turn_first on, (2i, 2i+1), or (i, i + pairs) in
   // NeoX order.

@@ -46,6 +46,7 @@ struct Shape {
   bool dead_rows = false;      // with NaN in f16 rows that are dead or that the mask shuts for all
   bool null_sides = false;     // some pages without K or V
   bool partial_pages = false;  // the last page of a job is not full
+  bool v_in_k = false;
   std::uint32_t turn_pairs = 0;  // pages turned by one of three amounts, or not at all
   bool turn_neox = false;
   float scale = 0;             // 0: 1 / sqrt(dim_k)
@@ -63,6 +64,7 @@ class World {
     layer.page_size = shape.page_size;
     layer.v_group = shape.v_group != 0 ? shape.v_group : shape.dim_v % 64 == 0 ? 64 : shape.dim_v;
     layer.v_hadamard = shape.v_hadamard;
+    layer.v_in_k = shape.v_in_k;
     if (shape.mean) {
       mean_ = Floats(shape.n_head_kv * shape.dim_k, 1.0f);
       layer.k_mean = mean_.data();
@@ -235,7 +237,7 @@ class World {
       }
     }
     if (!shape_.null_sides || !Chance(30)) page.k = Pack(page.k_coding, k, shape_.dim_k, 0);
-    if (!shape_.null_sides || !Chance(30))
+    if (!shape_.v_in_k && (!shape_.null_sides || !Chance(30)))
       page.v = Pack(page.v_coding, v, shape_.dim_v, layer.v_group);
     return page;
   }

@@ -195,6 +195,30 @@ TEST_P(EveryIsa, TurnedPages) {
   }
 }
 
+TEST_P(EveryIsa, ValuesInsideKeys) {
+  for (const std::uint32_t n_tok : {1u, 3u}) {
+    for (const std::uint32_t gqa : {1u, 16u, 40u}) {
+      for (const bool whole : {false, true}) {
+        Shape shape;
+        shape.n_tok = n_tok;
+        shape.n_head_kv = 1;
+        shape.gqa = gqa;
+        shape.v_in_k = true;
+        shape.dim_k = whole ? 128 : 576;
+        shape.dim_v = whole ? 128 : 512;
+        shape.turn_pairs = whole ? 0 : 32;
+        shape.k = kAllK;
+        shape.n_pages = 7;
+        shape.null_sides = gqa == 16;
+        shape.dead_rows = gqa == 16;
+        shape.mask = gqa == 16 ? MaskKind::kHoles : MaskKind::kCausal;
+        shape.mean = gqa != 40;
+        Compare(shape, 2);
+      }
+    }
+  }
+}
+
 TEST_P(EveryIsa, RandomWorlds) {
   std::mt19937 rng(Seed());
   const auto pick = [&](std::initializer_list<std::uint32_t> of) {

@@ -129,8 +129,8 @@ HWY_INLINE std::uint32_t FillTile(const Unit& unit, std::uint32_t i, const Prefi
                     RoundUp(page.rows, std::min(32u, layer.page_size))};
     if (part.cols == 0) continue;
     const bool k_rows = page.k != nullptr && page.k_coding == codec::Coding::kF16;
-    const bool v_rotated =
-        page.v != nullptr && page.v_coding != codec::Coding::kF16 && layer.v_hadamard;
+    const bool v_rotated = !layer.v_in_k && page.v != nullptr &&
+                           page.v_coding != codec::Coding::kF16 && layer.v_hadamard;
     if (tile.n_parts > 0 && (tile.tokens + part.cols > capacity || k_rows != tile.k_rows ||
                              v_rotated != tile.v_rotated || page.turn != tile.turn ||
                              tile.n_parts == kMaxTilePages)) {
@@ -169,7 +169,12 @@ HWY_INLINE void DecodeTile(const Unit& unit, const Tile& tile, const PrefillScra
                  page.k + unit.head_kv * codec::EncodedBytes(page.k_coding, {rows, dk, 0}).total,
                  mean, rows, part.cols, dk, s.grid, k);
     }
-    if (page.v == nullptr) {
+    if (layer.v_in_k) {
+      if (tile.k_rows)  // else the K tile serves
+        VTileF16(reinterpret_cast<const half_t*>(page.k) + std::size_t{unit.head_kv} * dk,
+                 std::size_t{layer.n_head_kv} * dk, page.rows, part.cols, dv, s.v, tile.tokens,
+                 part.t0);
+    } else if (page.v == nullptr) {
       for (std::uint32_t c = 0; c < dv; c += 16) {
         std::fill_n(s.v + (std::size_t{c / 16} * tile.tokens + part.t0) * 16, part.cols * 16, 0.0f);
       }
@@ -293,6 +298,13 @@ HWY_NOINLINE void StripTile(const Unit& unit, const Tile& tile, std::uint32_t st
   if (moved) {
     ScaleColumns(acc, layer.dim_v, ld, factor);
     if (layer.v_hadamard) ScaleColumns(acc_rotated, layer.dim_v, ld, factor);
+  }
+  if (layer.v_in_k && !tile.k_rows) {
+    for (std::uint32_t t = 0; t < tile.tokens; t += 16) {  // a panel of K's tile is rows of V's
+      Gemm<kVecs, ALayout::kRows, true>(s.k + std::size_t{t} * dk, 16, s.score + t * ld, ld,
+                                        layer.dim_v, 16, acc);
+    }
+    return;
   }
   Gemm<kVecs, ALayout::kPanels, true>(s.v, std::size_t{tile.tokens} * 16, s.score, ld, layer.dim_v,
                                       tile.tokens, tile.v_rotated ? acc_rotated : acc);

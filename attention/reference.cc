@@ -40,7 +40,11 @@ void RowOfK(const Layer& layer, const Page& page, std::uint32_t head, std::uint3
 void RowOfV(const Layer& layer, const Page& page, std::uint32_t head, std::uint32_t row,
             float* out) {
   const std::uint32_t dim = layer.dim_v;
-  if (page.v == nullptr) {
+  if (layer.v_in_k) {
+    std::vector<float> key(layer.dim_k);
+    RowOfK(layer, page, head, row, key.data());
+    std::copy_n(key.begin(), dim, out);
+  } else if (page.v == nullptr) {
     std::fill_n(out, dim, 0.0f);
   } else if (page.v_coding == codec::Coding::kF16) {
     const auto* rows = reinterpret_cast<const half_t*>(page.v);

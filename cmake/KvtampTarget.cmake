@@ -22,6 +22,11 @@ if(KVTAMP_SANITIZE)
   target_compile_options(kvtamp_options INTERFACE ${flags} -fno-omit-frame-pointer -O1 -g1)
   target_link_options(kvtamp_options INTERFACE ${flags})
 endif()
+if(KVTAMP_FUZZER)
+  # Coverage to steer by; the targets themselves link the driver.
+  target_compile_options(kvtamp_options INTERFACE -fsanitize=fuzzer-no-link)
+  target_link_options(kvtamp_options INTERFACE -fsanitize=fuzzer-no-link)
+endif()
 
 # Every layer may end up in the plug-in, which must export its entry points and nothing else: the
 # host may hold other copies of the same libraries.

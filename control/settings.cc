@@ -41,6 +41,8 @@ constexpr Option kOptions[] = {
      "instruction set of the kernels (auto = the best this processor has)"},
     {"stats", "", "", Kind::kString, "FILE", "",
      "write the summary of the cache to FILE as JSON at exit"},
+    {"debug.accept_ops", "", "", Kind::kInteger, "0|1", "0",
+     "for tests only: 1 takes SET_ROWS, FLASH_ATTN_EXT and ROPE on any tensors"},
 };
 
 constexpr const char* kOtherVariables[] = {
@@ -340,6 +342,7 @@ class Loader {
       s.stats = text;
       return Status::Ok();
     }
+    if (path == "debug.accept_ops") return TakeInteger(text, 0, 1, s.accept_ops);
     return Status::Internal("an option of the table that nobody reads");
   }
 

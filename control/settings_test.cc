@@ -56,7 +56,7 @@ const std::pair<const char*, const char*> kSamples[] = {
     {"cache.page_size", "32"},    {"cache.residual_length", "96"},
     {"cache.skip_layers", "1,3"}, {"cache.skip_type", "f16"},
     {"log.level", "info"},        {"cpu", "scalar"},
-    {"stats", "/tmp/x.json"}};
+    {"stats", "/tmp/x.json"},     {"debug.accept_ops", "1"}};
 
 std::string Toml(const Option& option, const std::string& text) {
   const std::string path = option.path;

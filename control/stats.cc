@@ -89,6 +89,7 @@ std::string StatsJson(const Snapshot& s) {
   j["cells_capacity"] = s.cells_capacity;
   j["rows_written_total"] = s.rows_written_total;
   j["rows_dead"] = s.rows_dead;
+  j["values_clamped_total"] = s.values_clamped_total;
 
   ordered_json caches = ordered_json::array();
   for (const CacheStats& cache : s.caches) caches.push_back(CacheJson(cache));

@@ -15,6 +15,8 @@ constexpr std::size_t kSmallBlock = 16 * 1024;
 constexpr std::size_t kSmallPerSlab = 32;  // small blocks share slabs: less rounding, less bookkeeping
 constexpr std::size_t kSlabShare = 128;    // a slab of big ones is at most this part of its class
 constexpr std::size_t kEmptyShare = 512;   // empty slabs are kept up to this part of everything
+constexpr std::size_t kFreedShare = 32;    // and freed blocks up to this
+constexpr std::size_t kMinFreed = 64 * 1024;
 
 std::size_t RoundUp(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 
@@ -36,11 +38,15 @@ struct Allocator::Slab {
   Class* owner = nullptr;
   std::vector<std::uint32_t> free;  // numbers of blocks that were used before
   std::uint32_t n_blocks = 0;
-  std::uint32_t n_touched = 0;      // blocks from here on were never used: not resident
+  std::uint32_t n_touched = 0;      // blocks from here on were never used
   std::uint32_t n_used = 0;
+  std::vector<bool> pages;          // of the system: which are resident
+  std::size_t resident = 0;         // bytes of those
+  std::size_t freed = 0;            // of those, about: in freed blocks
 
   bool full() const { return n_used == n_blocks; }
-  std::size_t resident(std::uint32_t touched) const;
+  std::uint32_t first_page(std::uint32_t block) const;
+  std::uint32_t end_page(std::uint32_t block) const;
 };
 
 struct Allocator::Class {
@@ -49,8 +55,11 @@ struct Allocator::Class {
   std::size_t resident = 0;
 };
 
-std::size_t Allocator::Slab::resident(std::uint32_t touched) const {
-  return RoundUp(touched * owner->block_bytes, kOsPage);
+std::uint32_t Allocator::Slab::first_page(std::uint32_t block) const {
+  return static_cast<std::uint32_t>(block * owner->block_bytes / kOsPage);
+}
+std::uint32_t Allocator::Slab::end_page(std::uint32_t block) const {
+  return static_cast<std::uint32_t>(((block + 1) * owner->block_bytes + kOsPage - 1) / kOsPage);
 }
 
 Allocator::Allocator() = default;
@@ -76,6 +85,7 @@ Allocator::Slab* Allocator::NewSlab(Class& c) {
   slab->bytes = bytes;
   slab->owner = &c;
   slab->n_blocks = static_cast<std::uint32_t>(bytes / c.block_bytes);
+  slab->pages.resize(bytes / kOsPage);
   Slab* raw = slab.get();
   slabs_[reinterpret_cast<std::uintptr_t>(p)] = std::move(slab);
   c.with_room.push_back(raw);
@@ -83,14 +93,50 @@ Allocator::Slab* Allocator::NewSlab(Class& c) {
 }
 
 void Allocator::Unmap(Slab* slab) {
-  const std::size_t resident = slab->resident(slab->n_touched);
   std::erase(slab->owner->with_room, slab);
   std::erase(empty_slabs_, slab);
-  slab->owner->resident -= resident;
-  resident_ -= resident;
-  empty_ -= resident;
+  slab->owner->resident -= slab->resident;
+  resident_ -= slab->resident;
+  empty_ -= slab->resident;
   munmap(slab->base, slab->bytes);
   slabs_.erase(reinterpret_cast<std::uintptr_t>(slab->base));
+}
+
+void Allocator::Touch(Slab& slab, std::uint32_t block) {
+  for (std::uint32_t p = slab.first_page(block); p < slab.end_page(block); ++p) {
+    if (slab.pages[p]) continue;
+    slab.pages[p] = true;
+    slab.resident += kOsPage;
+    slab.owner->resident += kOsPage;
+    resident_ += kOsPage;
+  }
+  peak_ = std::max(peak_, resident_);
+}
+
+void Allocator::Trim() {
+  for (auto& [base, slab] : slabs_) {
+    if (slab->freed == 0 || slab->n_used == 0) continue;
+    std::vector<bool> used_block(slab->n_touched, true), used_page(slab->pages.size());
+    for (std::uint32_t i : slab->free) used_block[i] = false;
+    for (std::uint32_t i = 0; i < slab->n_touched; ++i)
+      for (std::uint32_t p = slab->first_page(i); used_block[i] && p < slab->end_page(i); ++p)
+        used_page[p] = true;
+    for (std::size_t p = 0; p < slab->pages.size();) {
+      std::size_t end = p;
+      while (end < slab->pages.size() && slab->pages[end] && !used_page[end]) ++end;
+      const std::size_t bytes = (end - p) * kOsPage;
+      if (bytes != 0 && madvise(slab->base + p * kOsPage, bytes, MADV_DONTNEED) == 0) {
+        std::fill(slab->pages.begin() + static_cast<std::ptrdiff_t>(p),
+                  slab->pages.begin() + static_cast<std::ptrdiff_t>(end), false);
+        slab->resident -= bytes;
+        slab->owner->resident -= bytes;
+        resident_ -= bytes;
+      }
+      p = end + 1;
+    }
+    slab->freed = 0;
+  }
+  freed_ = 0;
 }
 
 std::uint8_t* Allocator::Allocate(std::size_t bytes) {
@@ -99,28 +145,39 @@ std::uint8_t* Allocator::Allocate(std::size_t bytes) {
   Slab* slab = c.with_room.empty() ? NewSlab(c) : c.with_room.back();
   if (slab == nullptr) return nullptr;
   if (slab->n_used == 0 && slab->n_touched > 0) {
-    empty_ -= slab->resident(slab->n_touched);
+    empty_ -= slab->resident;
     std::erase(empty_slabs_, slab);
   }
   std::uint32_t i;
   if (!slab->free.empty()) {
     i = slab->free.back();
     slab->free.pop_back();
+    const std::size_t again = std::min(block, slab->freed);
+    slab->freed -= again;
+    freed_ -= again;
   } else {
     i = slab->n_touched++;
-    const std::size_t more = slab->resident(i + 1) - slab->resident(i);
-    c.resident += more;
-    resident_ += more;
-    peak_ = std::max(peak_, resident_);
   }
+  Touch(*slab, i);
   slab->n_used++;
   if (slab->full()) std::erase(c.with_room, slab);
   used_ += block;
   return slab->base + i * block;
 }
 
+std::uint32_t Allocator::owners(const std::uint8_t* p) const {
+  auto it = shared_.find(p);
+  return it == shared_.end() ? 1 : it->second + 1;
+}
+
 void Allocator::Free(std::uint8_t* p, std::size_t bytes) {
   if (p == nullptr) return;
+  if (!shared_.empty()) {
+    if (auto it = shared_.find(p); it != shared_.end()) {
+      if (--it->second == 0) shared_.erase(it);
+      return;
+    }
+  }
   const std::size_t block = RoundUp(std::max<std::size_t>(bytes, 1), kAlign);
   auto it = std::prev(slabs_.upper_bound(reinterpret_cast<std::uintptr_t>(p)));
   Slab* slab = it->second.get();
@@ -129,8 +186,15 @@ void Allocator::Free(std::uint8_t* p, std::size_t bytes) {
   slab->free.push_back(static_cast<std::uint32_t>(static_cast<std::size_t>(p - slab->base) / block));
   slab->n_used--;
   used_ -= block;
-  if (slab->n_used > 0) return;
-  empty_ += slab->resident(slab->n_touched);
+  if (slab->n_used > 0) {
+    slab->freed += block;
+    freed_ += block;
+    if (freed_ > std::max(kMinFreed, resident_ / kFreedShare)) Trim();
+    return;
+  }
+  freed_ -= slab->freed;
+  slab->freed = 0;
+  empty_ += slab->resident;
   empty_slabs_.push_back(slab);
   while (empty_ > resident_ / kEmptyShare) Unmap(empty_slabs_.front());
 }
@@ -140,13 +204,15 @@ void Allocator::Clear() {
   slabs_.clear();
   classes_.clear();
   empty_slabs_.clear();
-  used_ = resident_ = empty_ = 0;
+  shared_.clear();
+  used_ = resident_ = empty_ = freed_ = 0;
 }
 
 std::size_t Allocator::index_bytes() const {
   std::size_t n = 0;
-  for (auto& [base, slab] : slabs_) n += sizeof(Slab) + 64 + slab->free.capacity() * 4;
+  for (auto& [base, slab] : slabs_) n += sizeof(Slab) + 64 + slab->free.capacity() * 4 + slab->pages.capacity() / 8;
   for (auto& [size, c] : classes_) n += sizeof(Class) + 64 + c->with_room.capacity() * sizeof(Slab*);
+  n += shared_.size() * (sizeof(*shared_.begin()) + 2 * sizeof(void*));
   return n;
 }
 

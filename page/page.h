@@ -58,6 +58,7 @@ struct Page {
   std::uint16_t rows = 0;          // appended so far, dead ones included
   State state = State::kFree;
   bool pinned = false;             // holds sinks: stays f16
+  bool zero = false;               // rows of zeros: neither side has bytes, none is ever sealed
   // By how many positions each key is still to be turned (a context shift): one number for all rows, or
   // [capacity] where rows differ.
   std::int32_t shift = 0;

@@ -30,6 +30,26 @@ TEST(Allocator, CountsEveryByteAndGivesMemoryBack) {
   EXPECT_EQ(a.resident_bytes(), 0u);
 }
 
+// One used block must not hold on to its whole slab.
+TEST(Allocator, FreedBlocksGoBackBetweenUsedOnes) {
+  Allocator a;
+  std::vector<std::uint8_t*> blocks;
+  for (int i = 0; i < 512; ++i) {
+    blocks.push_back(a.Allocate(16384));
+    std::fill_n(blocks.back(), 16384, static_cast<std::uint8_t>(i));
+  }
+  const std::size_t full = a.resident_bytes();
+  for (int i = 0; i < 512; ++i)
+    if (i % 8 != 0) a.Free(blocks[static_cast<std::size_t>(i)], 16384);
+  EXPECT_EQ(a.used_bytes(), 64u * 16384);
+  EXPECT_LE(a.resident_bytes(), full / 8 + full / 32);
+  for (int i = 0; i < 512; i += 8)
+    for (std::size_t j = 0; j < 16384; j += 4000)
+      ASSERT_EQ(blocks[static_cast<std::size_t>(i)][j], static_cast<std::uint8_t>(i));
+  for (int i = 0; i < 448; ++i) ASSERT_NE(a.Allocate(16384), nullptr);
+  EXPECT_EQ(a.resident_bytes(), full);  // the same places again
+}
+
 TEST(Allocator, BlocksNeverOverlap) {
   Allocator a;
   std::mt19937 rng(7);

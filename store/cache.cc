@@ -11,6 +11,10 @@ namespace kvtamp::store {
 using codec::Coding;
 using codec::Side;
 
+namespace {
+constexpr std::uint64_t kMaxRowsApart = 256;  // of a layer, for values f16 cannot hold
+}
+
 Cache::Cache(const Options& options, std::uint32_t n_streams, std::uint32_t n_cells)
     : options_(options), n_streams_(n_streams), n_cells_(n_cells) {}
 
@@ -93,7 +97,12 @@ Status Cache::Write(std::uint32_t layer, Side side, std::span<const std::uint64_
       return Status::Invalid("cell " + std::to_string(cells[i]) + " is outside the cache");
     auto place = StreamOf(*l, cells[i]).Place(side, static_cast<std::uint32_t>(cells[i] % n_cells_));
     if (!place.ok()) return place.status();
-    clamped_ += cpu::FloatToHalf(rows + i * stride, place.value(), n_embd);
+    const std::uint64_t clamped = cpu::FloatToHalf(rows + i * stride, place.value(), n_embd);
+    if (clamped == 0) continue;
+    // Such a row would spoil the scales of its whole page: it stays f16, as long as they are few.
+    clamped_ += clamped;
+    if (l->rows_clamped++ < kMaxRowsApart)
+      StreamOf(*l, cells[i]).MarkSink(static_cast<std::uint32_t>(cells[i] % n_cells_));
   }
   if (side == Side::kK) l->rows_written += cells.size();
   return Status::Ok();
@@ -108,12 +117,29 @@ Status Cache::Write(std::uint32_t layer, Side side, std::span<const std::uint64_
   for (std::size_t i = 0; i < cells.size(); ++i) {
     if (cells[i] >= std::uint64_t{n_cells_} * n_streams_)
       return Status::Invalid("cell " + std::to_string(cells[i]) + " is outside the cache");
-    Status s = StreamOf(*l, cells[i])
-                   .Write(side, static_cast<std::uint32_t>(cells[i] % n_cells_), rows + i * stride);
-    if (!s.ok()) return s;
+    const half_t* row = rows + i * stride;
+    const auto cell = static_cast<std::uint32_t>(cells[i] % n_cells_);
+    if (Status s = StreamOf(*l, cells[i]).Write(side, cell, row); !s.ok()) return s;
+    const bool finite = std::all_of(row, row + l->shape.n_embd(side),
+                                    [](half_t h) { return (h & 0x7C00) != 0x7C00; });
+    if (!finite && l->rows_clamped++ < kMaxRowsApart) StreamOf(*l, cells[i]).MarkSink(cell);
   }
   if (side == Side::kK) l->rows_written += cells.size();
   return Status::Ok();
+}
+
+Status Cache::WriteZero(std::uint32_t layer, Side side, std::uint64_t cell) {
+  std::lock_guard lock(mutex_);
+  Layer* l = Get(layer);
+  if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
+  if (Status s = FlushCopy(*l); !s.ok()) return s;
+  return StreamOf(*l, cell).WriteZero(side, static_cast<std::uint32_t>(cell % n_cells_));
+}
+
+void Cache::DropFrom(std::uint32_t layer, std::uint32_t stream, std::uint32_t n_kv) {
+  std::lock_guard lock(mutex_);
+  Layer* l = Get(layer);
+  if (l != nullptr && FlushCopy(*l).ok()) l->streams[stream]->DropFrom(n_kv);
 }
 
 bool Cache::Read(std::uint32_t layer, Side side, std::uint64_t cell, half_t* row) {
@@ -130,6 +156,20 @@ void Cache::MarkSinks(std::uint32_t layer, std::uint32_t stream,
     for (std::uint32_t c : cells) l->streams[stream]->MarkSink(c);
 }
 
+Status Cache::SetValuesInKeys(std::uint32_t layer, std::uint32_t dim) {
+  std::lock_guard lock(mutex_);
+  Layer* l = Get(layer);
+  if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
+  if (l->shape.v_in_k == dim) return Status::Ok();
+  if (l->shape.n_embd_v != 0 || l->shape.n_head_kv == 0 || dim > l->shape.dim(Side::kK) || dim % 8 != 0)
+    return Status::Unsupported("layer " + std::to_string(layer) + ": values of " + std::to_string(dim) +
+                               " channels inside keys");
+  if (!l->shape.turns.empty() && l->shape.turn.first < dim)
+    return Status::Unsupported("layer " + std::to_string(layer) + ": values where keys are turned");
+  l->shape.v_in_k = dim;
+  return Status::Ok();
+}
+
 Status Cache::Attend(std::uint32_t layer, std::span<const StreamJob> jobs, const attention::Params& params,
                      Executor& executor) {
   std::lock_guard lock(mutex_);
@@ -140,7 +180,9 @@ Status Cache::Attend(std::uint32_t layer, std::span<const StreamJob> jobs, const
   attention::Layer view;
   view.n_head_kv = l->shape.n_head_kv;
   view.dim_k = l->shape.dim(Side::kK);
-  view.dim_v = l->shape.dim(Side::kV);
+  view.v_in_k = l->shape.v_in_k != 0;
+  view.dim_v = view.v_in_k ? l->shape.v_in_k : l->shape.dim(Side::kV);
+  if (view.dim_v == 0) return Status::Invalid("the layer has no values");
   view.page_size = l->shape.page_size;
   view.v_group = l->shape.v.group;
   view.v_hadamard = l->shape.v.hadamard;
@@ -154,6 +196,7 @@ Status Cache::Attend(std::uint32_t layer, std::span<const StreamJob> jobs, const
   std::vector<std::size_t> first;
   for (const StreamJob& j : jobs) {
     first.push_back(views_.size());
+    if (Status s = l->streams[j.stream]->FlushZeros(); !s.ok()) return s;
     l->streams[j.stream]->AppendViews(views_, view_masks_);
   }
   first.push_back(views_.size());
@@ -201,9 +244,9 @@ Status Cache::Maintain(std::uint32_t layer, Executor& executor) {
       work(0);
     }
     for (Item& item : items) item.stream->FinishSeal(item.task);
-    for (auto& stream : l->streams)
-      if (Status s = stream->Compact(); !s.ok() && status.ok()) status = s;
   }
+  for (auto& stream : l->streams)
+    if (Status s = stream->Compact(); !s.ok() && status.ok()) status = s;
   return status;
 }
 
@@ -217,6 +260,7 @@ Status Cache::ShiftK(std::uint32_t layer, std::span<const std::int32_t> delta, c
     return Status::Invalid("a shift of more channels than a key has");
   if (!shape.turns.empty() && !(shape.turn == turn))
     return Status::Unsupported("keys that turn in two ways");
+  if (turn.first < shape.v_in_k) return Status::Unsupported("values that would turn with their keys");
   if (Status s = FlushCopy(*l); !s.ok()) return s;
   const auto of_stream = [&](std::size_t s) {
     const std::size_t first = std::min<std::size_t>(s * n_cells_, delta.size());
@@ -240,7 +284,8 @@ Status Cache::ShiftK(std::uint32_t layer, std::span<const std::int32_t> delta, c
   }
   Status status;
   for (std::size_t s = 0; s < l->streams.size() && status.ok(); ++s) {
-    status = l->streams[s]->ShiftK(of_stream(s));
+    status = l->streams[s]->FlushZeros();
+    if (status.ok()) status = l->streams[s]->ShiftK(of_stream(s));
     if (status.ok()) status = l->streams[s]->SettleShifts();
   }
   const std::vector<std::int32_t> used = in_use(false);
@@ -256,6 +301,7 @@ Status Cache::ReplaceK(std::uint32_t layer, std::uint32_t stream, std::span<cons
   Layer* l = Get(layer);
   if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
   if (Status s = FlushCopy(*l); !s.ok()) return s;
+  if (Status s = l->streams[stream]->FlushZeros(); !s.ok()) return s;
   const std::uint32_t n_embd = l->shape.n_embd_k;
   return l->streams[stream]->RewriteK([&](std::uint32_t cell, half_t* row) {
     auto it = std::lower_bound(cells.begin(), cells.end(), cell);
@@ -363,6 +409,7 @@ CacheBytes Cache::bytes() {
   out.shared_index += allocator_.index_bytes();
   out.scratch = workspace_.bytes() + views_.capacity() * sizeof(attention::Page);
   out.peak_pages = allocator_.peak_bytes();
+  out.values_clamped = clamped_;
   return out;
 }
 

@@ -47,6 +47,7 @@ struct CacheBytes {
   std::uint64_t scratch = 0;
   std::uint64_t peak_pages = 0;      // highest the page memory ever was
   std::uint64_t rows_written = 0;     // once per cell, not per layer
+  std::uint64_t values_clamped = 0;   // changed on the way in because f16 cannot hold them
   std::uint64_t cells_used = 0;       // live rows of the fullest layer
 };
 
@@ -69,11 +70,19 @@ class Cache {
                const float* rows, std::size_t stride);
   Status Write(std::uint32_t layer, codec::Side side, std::span<const std::uint64_t> cells,
                const half_t* rows, std::size_t stride);
+  // Zeros over a row that exists (Stream::WriteZero); one that does not reads as zeros already.
+  Status WriteZero(std::uint32_t layer, codec::Side side, std::uint64_t cell);
+  // The caller has proof that no sequence has cells of this stream from `n_kv` on.
+  void DropFrom(std::uint32_t layer, std::uint32_t stream, std::uint32_t n_kv);
+
   // False (and zeros) where nothing was written.
   bool Read(std::uint32_t layer, codec::Side side, std::uint64_t cell, half_t* row);
 
   // Marks cells of one stream that must stay f16 (a sequence's first tokens).
   void MarkSinks(std::uint32_t layer, std::uint32_t stream, std::span<const std::uint32_t> cells);
+
+  // For layers without V: the first `dim` channels of each head's key are its value (latent attention).
+  Status SetValuesInKeys(std::uint32_t layer, std::uint32_t dim);
 
   // One job per stream; `pages` of each is set here, whatever it says.
   struct StreamJob {
@@ -83,7 +92,7 @@ class Cache {
   Status Attend(std::uint32_t layer, std::span<const StreamJob> jobs, const attention::Params& params,
                 Executor& executor);
 
-  // Seals and compacts what is due; call when the writers of the last rows have attended.
+  // Seals what is due, and compacts where rows died; call when the writers of the last rows have attended.
   Status Maintain(std::uint32_t layer, Executor& executor);
 
   // Context shift without loss (RoFormer, arXiv:2104.09864: turning a key by a number of positions and
@@ -108,8 +117,6 @@ class Cache {
   void RemoveLayer(std::uint32_t layer);
 
   CacheBytes bytes();
-  // Elements changed on the way in because f16 cannot hold them.
-  std::uint64_t clamped() const { return clamped_; }
 
  private:
   struct Layer {
@@ -119,6 +126,7 @@ class Cache {
     bool copy_pending = false;  // a K copy that waits for its V
     std::uint32_t copy_from = 0, copy_to = 0;
     std::uint64_t rows_written = 0;
+    std::uint64_t rows_clamped = 0;
   };
   Layer* Get(std::uint32_t layer);
   Status FlushCopy(Layer& layer);

@@ -240,6 +240,46 @@ TEST_F(CacheTest, CopyOfAStreamIsExactAndIndependent) {
   EXPECT_GT(Nmse(a, truth[{0, 1024 + 10}]), 0.5);
 }
 
+TEST_F(CacheTest, CopiesShareCodedBlocksAndCountThemOnce) {
+  Make("k4v4", {}, 3, 1024);
+  for (std::uint32_t c = 0; c < 1000; ++c) Put(c);
+  Seal();
+  const StreamBytes one = Sum();
+  for (std::uint32_t to : {1u, 2u})
+    for (Side side : {Side::kK, Side::kV}) ASSERT_TRUE(cache->CopySide(0, side, 0, to).ok());
+  const StreamBytes three = Sum();
+  for (int s = 0; s < 2; ++s) {
+    EXPECT_NEAR(static_cast<double>(three.coded[s]), static_cast<double>(one.coded[s]), 100);
+    EXPECT_NEAR(static_cast<double>(three.scales[s]), static_cast<double>(one.scales[s]), 100);
+    EXPECT_EQ(three.open[s], 3 * one.open[s]);
+  }
+  EXPECT_EQ(three.live_rows, 3000u);
+  // The source goes; its copies keep what they read.
+  std::vector<half_t> before(kEmbd), after(kEmbd);
+  cache->Read(0, Side::kK, 1024 + 500, before.data());
+  for (std::uint32_t c = 0; c < 1000; ++c) Put(c);
+  Seal();
+  cache->Read(0, Side::kK, 1024 + 500, after.data());
+  EXPECT_EQ(before, after);
+  cache->Clear();
+  EXPECT_EQ(Sum().coded[0] + Sum().open[0], 0u);
+}
+
+TEST_F(CacheTest, DropsAtTheTailAreUsedAgain) {
+  Make("f16", {}, 1, 1024);
+  for (std::uint32_t c = 0; c < 40; ++c) Put(c);
+  cache->DropFrom(0, 0, 30);
+  EXPECT_EQ(Sum().dead_rows, 0u);
+  EXPECT_EQ(Sum().live_rows, 30u);
+  std::vector<half_t> row(kEmbd);
+  EXPECT_FALSE(cache->Read(0, Side::kK, 35, row.data()));
+  PutSide(Side::kK, 35);  // V was not: it must not be what was there before
+  EXPECT_TRUE(cache->Read(0, Side::kK, 35, row.data()));
+  EXPECT_FALSE(cache->Read(0, Side::kV, 35, row.data()));
+  cache->DropFrom(0, 0, 0);
+  EXPECT_EQ(Sum().n_open, 0u);
+}
+
 TEST_F(CacheTest, CopyOfOneSideAlone) {
   Make("k4v4", {}, 2, 512);
   for (std::uint32_t c = 0; c < 200; ++c) Put(c);
@@ -308,7 +348,15 @@ TEST_F(CacheTest, ShiftsAreOfRowsWhateverHappensToThem) {
   std::mt19937 rng(7);
   for (int step = 0; step < 400; ++step) {
     const std::uint64_t cell = rng() % 300 + (rng() % 2) * 512;
-    switch (rng() % 8) {
+    switch (rng() % 9) {
+      case 8: {  // the host removed a tail
+        const std::uint32_t stream = static_cast<std::uint32_t>(cell / 512);
+        if (rng() % 4 != 0) break;
+        const std::uint32_t end = static_cast<std::uint32_t>(rng() % 300);
+        cache->DropFrom(0, stream, end);
+        std::erase_if(shift, [&](const auto& s) { return s.first / 512 == stream && s.first % 512 >= end; });
+        break;
+      }
       case 0: {
         std::vector<std::int32_t> delta(1024, 0);
         const std::uint64_t from = rng() % 1024, to = from + rng() % (1025 - from);

@@ -112,6 +112,7 @@ void Stream::FreePage(std::uint32_t id) {
   std::erase(unsealed_, id);
   if (open_ == id) open_ = CellIndex::kNone;
   if (pinned_ == id) pinned_ = CellIndex::kNone;
+  if (zero_ == id) zero_ = CellIndex::kNone;
 }
 
 void Stream::Clear() {
@@ -123,6 +124,10 @@ void Stream::Clear() {
   index_.Clear();
   empty_ = true;
   n_first_ = 0;
+  cells_end_ = 0;
+  died_ = false;
+  zero_k_.clear();
+  n_zero_k_ = 0;
 }
 
 Status Stream::NoteCell(Page& p, std::uint32_t row, std::uint32_t cell) {
@@ -201,8 +206,43 @@ bool Stream::Find(std::uint32_t cell, Where& where) const {
 
 void Stream::Kill(Where where) {
   Page& p = *pages_[where.page];
+  const std::uint32_t cell = p.cell(where.row);
+  if (ZeroPending(cell)) {
+    zero_k_[cell] = false;
+    n_zero_k_--;
+  }
   p.live.reset(where.row);
+  died_ = died_ || p.state == State::kSealed;
   if (p.live.count() == 0 && where.page != open_) FreePage(where.page);
+}
+
+void Stream::PopDead() {
+  if (open_ == CellIndex::kNone) return;
+  Page& p = *pages_[open_];
+  while (p.rows > 0 && !p.live.test(p.rows - 1u)) {
+    p.rows--;
+    for (Side side : {Side::kK, Side::kV}) {
+      Block& b = p.side(side);
+      if (b.data == nullptr) continue;
+      std::memset(page::F16Row(b, shape_.n_embd(side), p.rows), 0, shape_.n_embd(side) * sizeof(half_t));
+      b.written->reset(p.rows);
+    }
+  }
+  if (p.rows == 0) FreePage(open_);
+}
+
+void Stream::DropFrom(std::uint32_t cell) {
+  if (cells_end_ <= cell) return;
+  for (std::uint32_t id = 0; id < pages_.size(); ++id) {
+    for (std::uint32_t r = 0; pages_[id] != nullptr && r < pages_[id]->rows; ++r) {
+      const Page& p = *pages_[id];
+      if (!p.live.test(r) || p.cell(r) < cell) continue;
+      std::erase(sinks_, p.cell(r));
+      Kill({id, r});
+    }
+  }
+  cells_end_ = cell;
+  PopDead();
 }
 
 Result<Stream::Where> Stream::Append(std::uint32_t cell) {
@@ -222,6 +262,7 @@ Result<Stream::Where> Stream::Append(std::uint32_t cell) {
   p.rows++;
   p.live.set(row);
   index_.Set(cell, id);
+  cells_end_ = std::max(cells_end_, cell + 1);
   if (p.rows == p.capacity) {
     p.state = State::kSettled;
     unsealed_.push_back(id);
@@ -240,8 +281,17 @@ Result<Stream::Where> Stream::Append(std::uint32_t cell) {
 
 Result<half_t*> Stream::Place(Side side, std::uint32_t cell) {
   const std::uint32_t n_embd = shape_.n_embd(side);
+  if (side == Side::kK && ZeroPending(cell)) {
+    zero_k_[cell] = false;
+    n_zero_k_--;
+  }
   Where at;
-  if (Find(cell, at)) {
+  bool found = Find(cell, at);
+  if (found && pages_[at.page]->zero) {
+    Kill(at);
+    found = false;
+  }
+  if (found) {
     const Block& b = pages_[at.page]->side(side);
     if (b.data != nullptr && b.coding != Coding::kF16) {
       // Coded already: a new row takes its place and keeps the other half.
@@ -277,6 +327,55 @@ Result<half_t*> Stream::Place(Side side, std::uint32_t cell) {
   return page::F16Row(p.side(side), n_embd, at.row);
 }
 
+Status Stream::AppendZero(std::uint32_t cell) {
+  if (zero_ == CellIndex::kNone) {
+    auto id = NewPage(shape_.page_size, true);
+    if (!id.ok()) return id.status();
+    zero_ = id.value();
+    pages_[zero_]->zero = true;
+  }
+  const std::uint32_t id = zero_;
+  Page& p = *pages_[id];
+  if (Status s = NoteCell(p, p.rows, cell); !s.ok()) return s;
+  p.live.set(p.rows++);
+  index_.Set(cell, id);
+  cells_end_ = std::max(cells_end_, cell + 1);
+  if (p.rows == p.capacity) zero_ = CellIndex::kNone;
+  return Status::Ok();
+}
+
+Status Stream::WriteZero(Side side, std::uint32_t cell) {
+  Where at;
+  if (!Find(cell, at) || pages_[at.page]->zero) return Status::Ok();
+  const Page& p = *pages_[at.page];
+  const bool k_zero = side == Side::kK || ZeroPending(cell) || !Written(p, Side::kK, at.row);
+  const bool v_zero = side == Side::kV || !Written(p, Side::kV, at.row);
+  if (k_zero && v_zero) {
+    std::erase(sinks_, cell);
+    Kill(at);
+    if (at.page == open_) PopDead();
+    return AppendZero(cell);
+  }
+  if (side == Side::kK) {
+    if (zero_k_.size() <= cell) zero_k_.resize(cell + 1u);
+    n_zero_k_ += zero_k_[cell] ? 0 : 1;
+    zero_k_[cell] = true;
+    return Status::Ok();
+  }
+  const std::vector<half_t> zeros(shape_.n_embd(side), half_t{0});
+  return Write(side, cell, zeros.data());
+}
+
+Status Stream::FlushZeros() {
+  if (n_zero_k_ == 0) return Status::Ok();
+  const std::vector<half_t> zeros(shape_.n_embd_k, half_t{0});
+  for (std::uint32_t cell = 0; cell < zero_k_.size(); ++cell) {
+    if (!zero_k_[cell]) continue;
+    if (Status s = Write(Side::kK, cell, zeros.data()); !s.ok()) return s;
+  }
+  return Status::Ok();
+}
+
 Status Stream::Write(Side side, std::uint32_t cell, const half_t* row) {
   auto place = Place(side, cell);
   if (!place.ok()) return place.status();
@@ -308,9 +407,10 @@ void Stream::ReadRow(const Page& p, Side side, std::uint32_t row, half_t* out) c
 
 bool Stream::Read(Side side, std::uint32_t cell, half_t* row) const {
   Where at;
-  if (!Find(cell, at) || !Written(*pages_[at.page], side, at.row)) {
+  const bool found = Find(cell, at);
+  if (!found || !Written(*pages_[at.page], side, at.row) || (side == Side::kK && ZeroPending(cell))) {
     std::memset(row, 0, shape_.n_embd(side) * sizeof(half_t));
-    return false;
+    return found && (pages_[at.page]->zero || Written(*pages_[at.page], side, at.row));
   }
   ReadRow(*pages_[at.page], side, at.row, row);
   if (side == Side::kK) TurnRow(pages_[at.page]->shift_of(at.row), row);
@@ -579,29 +679,37 @@ std::vector<float> Stream::MeanKey(std::uint32_t id) const {
 }
 
 Status Stream::RecodeK(Page& p, const std::vector<half_t>& rows) {
-  FreeShifts(p);
-  p.shift = 0;
   if (p.k.coding == Coding::kF16) {
     for (std::uint32_t r = 0; r < p.rows; ++r) {
       if (!p.live.test(r) || !Written(p, Side::kK, r)) continue;
       std::memcpy(page::F16Row(p.k, shape_.n_embd_k, r), rows.data() + std::size_t{r} * shape_.n_embd_k,
                   shape_.n_embd_k * sizeof(half_t));
     }
+    FreeShifts(p);
+    p.shift = 0;
     return Status::Ok();
   }
   const codec::PageShape shape = shape_.shape(Side::kK);
   const std::size_t head_bytes = codec::EncodedBytes(p.k.coding, shape).total;
+  std::uint8_t* coded = alloc_.Allocate(p.k.bytes);  // the old bytes may have other owners
+  if (coded == nullptr) return NoMemory(p.k.bytes);
   for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h) {
     const float* mean = shape_.k_mean.empty() ? nullptr : shape_.k_mean.data() + h * shape.dim;
     codec::EncodeK(p.k.coding, shape, {rows.data() + h * shape.dim, shape_.n_embd_k, p.live.word}, mean,
-                   p.k.data + h * head_bytes);
+                   coded + h * head_bytes);
   }
+  alloc_.Free(p.k.data, p.k.bytes);
+  p.k.data = coded;
+  FreeShifts(p);
+  p.shift = 0;
   return Status::Ok();
 }
 
 // --- compaction --------------------------------------------------------------------------------------
 
 Status Stream::Compact() {
+  if (!died_) return Status::Ok();
+  died_ = false;
   std::uint32_t first = CellIndex::kNone;
   for (std::uint32_t id = 0; id < pages_.size(); ++id) {
     const Page* p = pages_[id].get();
@@ -673,6 +781,10 @@ void Stream::CopyFrom(const Stream& other, Status& status) {
     if (from.data == nullptr) return true;
     to = from;
     to.written = nullptr;
+    if (from.coding != Coding::kF16) {  // never changed in place
+      alloc_.Share(from.data);
+      return true;
+    }
     to.data = alloc_.Allocate(from.bytes);
     if (to.data == nullptr) return false;
     std::memcpy(to.data, from.data, from.bytes);
@@ -717,6 +829,11 @@ void Stream::CopyFrom(const Stream& other, Status& status) {
   sinks_ = other.sinks_;
   open_ = other.open_;
   pinned_ = other.pinned_;
+  zero_ = other.zero_;
+  cells_end_ = other.cells_end_;
+  died_ = other.died_;
+  zero_k_ = other.zero_k_;
+  n_zero_k_ = other.n_zero_k_;
   empty_ = other.empty_;
   n_first_ = other.n_first_;
 }
@@ -727,6 +844,10 @@ StreamBytes Stream::bytes() const {
     if (!ptr) continue;
     const Page& p = *ptr;
     const std::uint64_t live = p.live.count();
+    if (p.zero) {
+      out.index += sizeof(Page) + (p.cells ? p.capacity * sizeof(std::uint32_t) : 0);
+      continue;
+    }
     out.live_rows += live;
     out.dead_rows += p.rows - live;
     out.n_open += p.state == State::kOpen;
@@ -744,17 +865,22 @@ StreamBytes Stream::bytes() const {
         out.open[s] += useful;
       } else {
         const codec::PageBytes pb = codec::EncodedBytes(b.coding, shape_.shape(side));
-        const std::uint64_t codes = (pb.total - pb.scales) * shape_.n_head_kv * live / p.capacity;
-        const std::uint64_t scales = pb.scales * shape_.n_head_kv;
+        // What several streams own is counted once, by parts.
+        const std::uint32_t owners = alloc_.owners(b.data);
+        const std::uint64_t codes =
+            (pb.total - pb.scales) * shape_.n_head_kv * live / p.capacity / owners;
+        const std::uint64_t scales = pb.scales * shape_.n_head_kv / owners;
         out.coded[s] += codes;
         out.scales[s] += scales;
-        useful = codes + scales;
+        out.slack += b.bytes / owners - codes - scales;
+        out.index += b.written != nullptr ? sizeof(RowMask) : 0;
+        continue;
       }
       out.slack += b.bytes - useful;
       out.index += b.written != nullptr ? sizeof(RowMask) : 0;
     }
   }
-  out.index += index_.bytes() + pages_.capacity() * sizeof(void*) +
+  out.index += index_.bytes() + zero_k_.capacity() / 8 + pages_.capacity() * sizeof(void*) +
                (free_.capacity() + unsealed_.capacity() + sinks_.capacity()) * sizeof(std::uint32_t);
   return out;
 }

@@ -31,6 +31,7 @@ struct TurnShape {
 // What all streams of a layer share.
 struct LayerShape {
   std::uint32_t n_embd_k = 0, n_embd_v = 0;  // whole rows; n_embd_v 0: a layer without V
+  std::uint32_t v_in_k = 0;                  // then the first so many channels of a key are its value
   std::uint32_t n_head_kv = 0;               // 0: not known yet, rows stay f16
   std::uint32_t page_size = 64;
   std::uint32_t n_sink = 4;
@@ -67,6 +68,14 @@ class Stream {
   Status Write(codec::Side side, std::uint32_t cell, const half_t* row);
   // As Write, but the row is filled in by the caller: the returned [n_embd] halves are the row's place.
   Result<half_t*> Place(codec::Side side, std::uint32_t cell);
+  // Zeros over one half of a row that exists. A row of which both halves went that way keeps no bytes
+  // (it is still attended, as a row of zeros): so does the host give up what it failed to restore.
+  Status WriteZero(codec::Side side, std::uint32_t cell);
+  // Halves zeroed of rows whose other half is not: written at last. Before attention.
+  Status FlushZeros();
+  // Rows of cells from `cell` on are no more.
+  void DropFrom(std::uint32_t cell);
+
   // The row as f16 [n_embd]; false (and zeros) where the cell has none.
   bool Read(codec::Side side, std::uint32_t cell, half_t* row) const;
 
@@ -88,7 +97,7 @@ class Stream {
   // The mean key of a page, for the layer's first seal.
   std::vector<float> MeanKey(std::uint32_t page) const;
 
-  // Merges sealed pages that are mostly dead, two at a time.
+  // Merges sealed pages that are mostly dead, two at a time, if rows died since the last time.
   Status Compact();
 
   // Notes that the key of cell c has moved by delta[c] positions. Nothing is turned, but a page of more
@@ -120,6 +129,10 @@ class Stream {
   bool Find(std::uint32_t cell, Where& where) const;
   Result<Where> Append(std::uint32_t cell);
   Result<std::uint32_t> NewPage(std::uint32_t capacity, bool pinned);
+  Status AppendZero(std::uint32_t cell);
+  // An open page's last rows, if dead, are used again.
+  void PopDead();
+  bool ZeroPending(std::uint32_t cell) const { return cell < zero_k_.size() && zero_k_[cell]; }
   Status NoteCell(page::Page& p, std::uint32_t row, std::uint32_t cell);
   // Room up to row `row` on a side that is f16 (or not there yet), zeroed where it is new. A side that is
   // there always covers all rows of its page: attention reads them without asking.
@@ -153,6 +166,11 @@ class Stream {
   page::CellIndex index_;
   std::uint32_t open_ = page::CellIndex::kNone;
   std::uint32_t pinned_ = page::CellIndex::kNone;   // pinned page that still has room
+  std::uint32_t zero_ = page::CellIndex::kNone;     // page of zero rows that still has room
+  std::uint32_t cells_end_ = 0;                     // no live row's cell is beyond
+  bool died_ = false;                               // rows of sealed pages died since Compact
+  std::vector<bool> zero_k_;                        // by cell: K is to be zeros, V still is not
+  std::uint32_t n_zero_k_ = 0;
   bool empty_ = true;                               // nothing written since Clear: next rows are sinks
   std::uint32_t n_first_ = 0;
 };

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <string>
@@ -126,7 +127,9 @@ const ggml_backend_buffer_type_i kBufferTypeInterface = [] {
   i.alloc_buffer = [](ggml_backend_buffer_type_t buft, std::size_t size) {
     return Buffer::Alloc(buft, size);
   };
-  i.get_alignment = [](ggml_backend_buffer_type_t) { return std::size_t{64}; };
+  // As the host's own type, and no more: when it keeps a sequence on the device, it sizes its buffer by
+  // the tensors alone and aborts where the padding between more but shorter tensors does not fit.
+  i.get_alignment = [](ggml_backend_buffer_type_t) { return std::size_t{32}; };
   i.is_host = nullptr;  // else the host would put weights here
   return i;
 }();
@@ -272,6 +275,14 @@ bool Refuse(const std::string& why) {
   return false;
 }
 
+// rpc-server offers what it finds instead of the CPU, and for its clients a device must compute whole
+// models. It ends the process at the first op that one of its devices cannot.
+bool InRpcServer() {
+  std::error_code error;
+  const std::string name = std::filesystem::read_symlink("/proc/self/exe", error).filename().string();
+  return name.ends_with("rpc-server");
+}
+
 // Null refuses: the host goes on with its own cache.
 ggml_backend_reg_t Register() {
   static const bool ok = [] {
@@ -279,6 +290,10 @@ ggml_backend_reg_t Register() {
     if (GgmlCameWithUs()) {
       return Refuse("this program has ggml inside its own binary, which no plug-in can join; build "
                     "llama.cpp with shared libraries (-DBUILD_SHARED_LIBS=ON)");
+    }
+    if (InRpcServer()) {
+      return Refuse("an RPC server computes whole models, and this device holds a cache only: the server "
+                    "goes on without it; unset GGML_BACKEND_PATH there, and use kvtamp at the client");
     }
     std::string note, why;
     if (Status s = CheckHostAbi(note); !s.ok()) return Refuse(s.message());

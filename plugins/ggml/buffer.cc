@@ -75,6 +75,7 @@ void Buffer::RegisterKv(const ggml_tensor* t, std::uint32_t layer, Side side) {
   kv->n_streams = static_cast<std::uint32_t>(t->ne[2] * t->ne[3]);
   KvLayer& l = layers_[layer];
   auto& slot = side == Side::kK ? l.k : l.v;
+  last_layer_ = std::max<int>(last_layer_, static_cast<int>(layer));
   if (slot != nullptr) std::erase(by_address_, slot.get());
   slot = std::move(kv);
   auto at = std::lower_bound(by_address_.begin(), by_address_.end(), slot->base,
@@ -143,9 +144,10 @@ bool Buffer::EnsureStored(const KvTensor& t) {
   return true;
 }
 
-bool Buffer::SetHeads(const KvTensor& t, std::uint32_t n_head_kv) {
+bool Buffer::SetHeads(const KvTensor& t, std::uint32_t n_head_kv, std::uint32_t v_in_k) {
   if (!EnsureStored(t)) return false;
   Status s = cache_->SetHeads(t.layer, n_head_kv);
+  if (s.ok() && v_in_k != 0) s = cache_->SetValuesInKeys(t.layer, v_in_k);
   if (!s.ok()) MakePlain(t, s.message());
   return s.ok();
 }
@@ -201,7 +203,7 @@ void Buffer::Patch(const KvTensor& t, const void* address, const std::uint8_t* d
   Status failed;
   ForRows(t, address, size, [&](std::uint64_t cell, std::size_t in_row, std::size_t at, std::size_t n) {
     if (!failed.ok()) return;
-    const bool exists = cache_->Read(t.layer, t.side, cell, row.data());
+    cache_->Read(t.layer, t.side, cell, row.data());
     auto* bytes = reinterpret_cast<std::uint8_t*>(row.data());
     if (data != nullptr) {
       std::memcpy(bytes + in_row, data + at, n);
@@ -210,8 +212,8 @@ void Buffer::Patch(const KvTensor& t, const void* address, const std::uint8_t* d
     }
     // A row that was never written reads as zeros already.
     const bool zero = std::all_of(row.begin(), row.end(), [](half_t h) { return h == 0; });
-    if (zero && !exists) return;
-    failed = cache_->Write(t.layer, t.side, std::span(&cell, 1), row.data(), t.n_embd);
+    failed = zero ? cache_->WriteZero(t.layer, t.side, cell)
+                  : cache_->Write(t.layer, t.side, std::span(&cell, 1), row.data(), t.n_embd);
   });
   layer(t).wrote = true;
   if (!failed.ok()) Log(LogLevel::kError, failed.message() + ": rows of " + t.name + " were lost");
@@ -366,6 +368,7 @@ void Buffer::AddTo(control::Snapshot& out) {
   out.stored_bytes_v += own[1] + (slack + index) - k_share;
   out.resident_peak_bytes += b.peak_pages + index + b.scratch;
   out.rows_written_total = std::max(out.rows_written_total, b.rows_written);
+  out.values_clamped_total += b.values_clamped;
   const std::uint64_t cells = std::uint64_t{cs.cells_capacity} * cs.n_streams;
   if (cells >= out.cells_capacity) {
     out.cells_capacity = cells;

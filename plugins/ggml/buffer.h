@@ -57,10 +57,13 @@ class Buffer {
   const KvTensor* Find(const void* address) const;
   KvLayer& layer(const KvTensor& t) { return layers_.at(t.layer); }
   bool HasKv() const { return !layers_.empty(); }
+  // The highest layer with K here, -1 if none. From any thread.
+  int last_layer() const { return last_layer_; }
 
   // The layer in the store, with its heads; false (layer made plain, one warning) when it cannot be.
   bool EnsureStored(const KvTensor& t);
-  bool SetHeads(const KvTensor& t, std::uint32_t n_head_kv);
+  // `v_in_k`: see store::Cache::SetValuesInKeys; 0 where not known or V is apart.
+  bool SetHeads(const KvTensor& t, std::uint32_t n_head_kv, std::uint32_t v_in_k);
   // Moves a layer to plain memory with all it holds. `why` is logged once per reason.
   void MakePlain(const KvTensor& t, const std::string& why);
   void MakeAllPlain(const std::string& why);
@@ -93,6 +96,7 @@ class Buffer {
   std::uint8_t* base_ = nullptr;
   std::size_t size_ = 0;
   std::atomic<std::size_t> plain_bytes_{0};
+  std::atomic<int> last_layer_{-1};
   bool all_committed_ = false;
   std::map<std::uint32_t, KvLayer> layers_;
   std::vector<const KvTensor*> by_address_;  // ascending

@@ -92,6 +92,8 @@ TEST(Device, BufferTypes) {
                 ggml_backend_buft_get_alignment(buft),
             0u);
   EXPECT_FALSE(ggml_backend_buffer_is_host(buffer.get()));
+  // More than the host's own would make it abort when it keeps sequences on the device.
+  EXPECT_EQ(ggml_backend_buft_get_alignment(buft), ggml_backend_buft_get_alignment(CpuType()));
 }
 
 // A wrong setting is told when a context starts; the settings before stay in force.
@@ -223,6 +225,23 @@ TEST_F(SupportsOp, NothingOfOthers) {
     // A mask filled by rows (sparse attention does).
     EXPECT_FALSE(Takes(ggml_set_rows(c, In(b, F16, {64, 8}), x, In(b, I64, {8}))));
   }
+}
+
+// For the host's test-backend-ops, which asks before its tensors have memory.
+TEST_F(SupportsOp, AllOfThreeOpsWhenToldSo) {
+  ggml_tensor* x = Free(F32, {64, 8});
+  ggml_tensor* ops[] = {
+      ggml_set_rows(c, Free(F16, {64, 8}), x, Free(I64, {8})),
+      ggml_flash_attn_ext(c, Free(F32, {64, 5, 4}), Free(F16, {64, 256, 2}), Free(F16, {64, 256, 2}),
+                          Free(F16, {256, 5}), 1, 0, 0),
+      ggml_rope(c, Free(F32, {64, 4, 8}), Free(I32, {8}), 64, 0)};
+  setenv("KVTAMP_DEBUG_ACCEPT_OPS", "1", 1);
+  NewBackend();
+  for (const ggml_tensor* op : ops) EXPECT_TRUE(Takes(op)) << ggml_op_name(op->op);
+  EXPECT_FALSE(Takes(ggml_add(c, x, x)));
+  unsetenv("KVTAMP_DEBUG_ACCEPT_OPS");
+  NewBackend();
+  for (const ggml_tensor* op : ops) EXPECT_FALSE(Takes(op)) << ggml_op_name(op->op);
 }
 
 // Recurrent state is read in place, or the CPU would copy all of it for every token.

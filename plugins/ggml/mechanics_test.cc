@@ -316,6 +316,41 @@ TEST(Graphs, SnapshotsFromAnotherThread) {
   EXPECT_EQ(Stats()["cells_used"], 0);
 }
 
+// Gemma 3n: a later layer attends over an earlier layer's cache, with queries normed by a weight of the
+// CPU's. Attention must come to us, or the host turns flash attention off for all layers.
+TEST(Graphs, LayersThatShareAnEarlierLayersCache) {
+  const Dims d{.n_head_kv = 2, .n_cells = 256, .n_layers = 2};
+  const ggml_backend_ptr ours = NewBackend({"f16", 32, 4, 32}), cpu = NewCpu();
+  for (const bool rope : {false, true}) {
+    for (const int layer : {1, 2}) {  // 1 has a cache of its own: its queries are the CPU's
+      Cache cache(OurType(), d);
+      Random random(Seed(886));
+      RunLayer(Way::kSched, ours.get(), cpu.get(), cache, Causal(d, random, 100, 0));
+      Batch b = Causal(d, random, 3, 97);
+      b.cells.clear();
+      Graph g;
+      ggml_tensor* weight = g.Input(GGML_TYPE_F32, {64}, std::vector<float>(64, 1), true);
+      ggml_format_name(weight, "blk.%d.attn_q_norm.weight", layer);
+      ggml_tensor* q = ggml_mul(g.ctx(), g.OnCpu(Queries(g, b, d.dk)), weight);
+      ggml_tensor* normed = q;
+      if (rope)
+        q = ggml_rope(g.ctx(), q, g.Input(GGML_TYPE_I32, {3}, std::vector<std::int32_t>(3, 0)), 64, 0);
+      ggml_tensor* fa = Attend(g, b, q, CacheView(g, cache.k[0], d.dk, d.n_head_kv, b),
+                               CacheView(g, cache.v[0], d.dv, d.n_head_kv, b));
+      ggml_tensor* out = g.OnCpu(fa);
+      g.Add(out);
+      ASSERT_EQ(g.Compute(Way::kSched, ours.get(), cpu.get()), GGML_STATUS_SUCCESS);
+      EXPECT_EQ(g.BackendOf(normed) == ours.get(), layer == 2);
+      if (layer == 2) {
+        EXPECT_EQ(g.BackendOf(q), ours.get());
+        EXPECT_EQ(g.BackendOf(fa), ours.get());
+        EXPECT_LE(Nmse(Get<float>(out), Exact(d, b, Get<Half>(cache.k[0]), Get<Half>(cache.v[0]))),
+                  kF16Bound);
+      }
+    }
+  }
+}
+
 TEST(Graphs, BackendGoesBeforeItsBuffers) {
   const Dims d{.n_cells = 256};
   Random random(Seed(890));

@@ -4,15 +4,18 @@
 
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "base/executor.h"
 #include "base/log.h"
 #include "plugins/ggml/buffer.h"
 #include "plugins/ggml/plugin.h"
+#include "plugins/ggml/report.h"
 
 namespace kvtamp::ggml_plugin {
 
@@ -68,16 +71,18 @@ struct AttentionLayout {
   const KvTensor* k = nullptr;
   const KvTensor* v = nullptr;
   std::uint32_t n_head_kv = 0, first_stream = 0, n_streams = 0;
+  std::uint32_t v_in_k = 0;  // latent attention: V is the first so many channels of K
   const char* why_not = nullptr;  // null: it fits
 };
 
+// `head_size`: of the row's heads; a view of V inside K shows only the first part of each.
 const char* CheckSide(const KvTensor& kv, const ggml_tensor* t, std::uint32_t n_head_kv,
-                      std::uint32_t& first_stream) {
+                      std::size_t head_size, std::uint32_t& first_stream) {
   const std::size_t row = kv.row_bytes();
   if (t->type != GGML_TYPE_F16) return "a cache type other than f16";
-  if (static_cast<std::size_t>(t->ne[0]) * n_head_kv != kv.n_embd) return "heads that do not fill a row";
+  if (head_size * n_head_kv != kv.n_embd) return "heads that do not fill a row";
   if (t->nb[0] != 2 || t->nb[1] != row) return "rows in an unknown layout";
-  if (n_head_kv > 1 && t->nb[2] != static_cast<std::size_t>(t->ne[0]) * 2) return "heads in an unknown layout";
+  if (n_head_kv > 1 && t->nb[2] != head_size * 2) return "heads in an unknown layout";
   if (t->ne[3] > 1 && t->nb[3] != row * kv.n_cells) return "streams in an unknown layout";
   const std::size_t offset =
       static_cast<std::size_t>(static_cast<const std::uint8_t*>(t->data) - kv.base);
@@ -95,16 +100,24 @@ AttentionLayout LayoutOf(const ggml_tensor* op) {
     a.why_not = "K or V is not a cache tensor";
     return a;
   }
-  if (a.k->side != Side::kK || a.v->side != Side::kV || a.k->layer != a.v->layer) {
-    a.why_not = "K and V share memory or belong to different layers (latent attention)";
+  if (a.k->side != Side::kK || a.k->layer != a.v->layer || (a.v != a.k && a.v->side != Side::kV)) {
+    a.why_not = "K and V belong to different layers";
     return a;
   }
   a.n_head_kv = static_cast<std::uint32_t>(k->ne[2]);
   a.n_streams = static_cast<std::uint32_t>(k->ne[3]);
   std::uint32_t v_first = 0;
-  a.why_not = CheckSide(*a.k, k, a.n_head_kv, a.first_stream);
-  if (a.why_not == nullptr) a.why_not = CheckSide(*a.v, v, a.n_head_kv, v_first);
+  const auto head_k = static_cast<std::size_t>(k->ne[0]), head_v = static_cast<std::size_t>(v->ne[0]);
+  a.why_not = CheckSide(*a.k, k, a.n_head_kv, head_k, a.first_stream);
+  if (a.why_not == nullptr)
+    a.why_not = CheckSide(*a.v, v, a.n_head_kv, a.v == a.k ? head_k : head_v, v_first);
   if (a.why_not != nullptr) return a;
+  if (a.v == a.k) {
+    a.v_in_k = static_cast<std::uint32_t>(head_v);
+    if (head_v > head_k) a.why_not = "values beyond the keys they lie in";
+    if (OurBuffer(k)->layer(*a.k).v != nullptr) a.why_not = "values inside keys beside a V of the layer's own";
+    if (a.why_not != nullptr) return a;
+  }
   if (v->ne[2] != k->ne[2] || v->ne[3] != k->ne[3] || v->ne[1] != k->ne[1] || v_first != a.first_stream)
     a.why_not = "K and V views that differ";
   else if (q->type != GGML_TYPE_F32 || q->nb[0] != 4 || q->ne[3] != k->ne[3] || q->ne[2] % k->ne[2] != 0)
@@ -121,7 +134,7 @@ AttentionLayout LayoutOf(const ggml_tensor* op) {
 bool PrepareAttention(const ggml_tensor* op) {
   const AttentionLayout a = LayoutOf(op);
   Buffer* b = OurBuffer(op->src[1]);
-  if (a.why_not == nullptr) return b->SetHeads(*a.k, a.n_head_kv);
+  if (a.why_not == nullptr) return b->SetHeads(*a.k, a.n_head_kv, a.v_in_k);
   if (a.k != nullptr) b->MakePlain(*a.k, a.why_not);
   if (a.v != nullptr) OurBuffer(op->src[2])->MakePlain(*a.v, a.why_not);
   return false;
@@ -154,6 +167,32 @@ void FindSinks(const half_t* mask, std::size_t row_stride, std::uint32_t n_tok, 
   cells.erase(std::unique(cells.begin(), cells.end()), cells.end());
 }
 
+// The layer of "blk.12.attn_q_norm.weight", -1 for any other name.
+int LayerOfQueryNorm(std::string_view name) {
+  int layer = -1;
+  if (!name.starts_with("blk.")) return -1;
+  name.remove_prefix(4);
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
+  return error == std::errc() && std::string_view(end) == ".attn_q_norm.weight" ? layer : -1;
+}
+
+// Some models' later layers attend over an earlier layer's cache and write none of their own (Gemma 3n,
+// Gemma 4). Nothing in such a layer lies in our buffers before its attention, so the scheduler gives that
+// to the CPU, which has the host turn flash attention off altogether. Taking the norm of its queries, and
+// their ROPE to save a split, has attention follow. The weight tells the layer; what has K of its own is
+// known by then, since caches are made before the first graph.
+bool IsQueryOfSharedLayer(const ggml_tensor* op) {
+  if (op->op == GGML_OP_ROPE) {
+    op = op->src[0];
+    while (op != nullptr && IsViewOp(op)) op = op->src[0];
+  }
+  if (op == nullptr || op->op != GGML_OP_MUL || op->src[1] == nullptr) return false;
+  const ggml_backend_buffer_t weight = BufferOf(op->src[1]);
+  if (weight == nullptr || IsOurs(weight) || !ggml_backend_buffer_is_host(weight)) return false;
+  const int layer = LayerOfQueryNorm(op->src[1]->name), last = LastLayerWithK();
+  return last >= 0 && layer > last;
+}
+
 }  // namespace
 
 bool SupportsOp(const ggml_tensor* op) {
@@ -176,6 +215,9 @@ bool SupportsOp(const ggml_tensor* op) {
     Buffer* b = OurBuffer(op->src[0]);
     return b != nullptr && !b->HasKv() && BufferOf(op->src[0])->usage != GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
   }
+  if (IsQueryOfSharedLayer(op)) return true;
+  if (op->op == GGML_OP_SET_ROWS || op->op == GGML_OP_FLASH_ATTN_EXT || op->op == GGML_OP_ROPE)
+    return CurrentSettings()->accept_ops != 0;
   return false;
 }
 
@@ -273,6 +315,11 @@ ggml_status Backend::Attend(ggml_tensor* node) {
       }
     }
   }
+  if (layer.wrote) {
+    // The host counts n_kv from the highest used cell of these streams (docs/reclaim.md): what lies
+    // beyond was removed.
+    for (const auto& j : jobs) cache.DropFrom(a.k->layer, j.stream, n_kv);
+  }
   OmpExecutor executor(n_threads);
   Status s = cache.Attend(a.k->layer, jobs, params, executor);
   if (s.ok() && layer.wrote) {
@@ -301,7 +348,7 @@ ggml_status Backend::Shift(ggml_tensor* node) {
   const auto* delta = static_cast<const std::int32_t*>(shifts->data);
   if (std::all_of(delta, delta + n, [](std::int32_t d) { return d == 0; })) return GGML_STATUS_SUCCESS;
   const auto n_head_kv = static_cast<std::uint32_t>(node->ne[1]);
-  if (!b->SetHeads(*kv, n_head_kv)) return HostCompute(node, "layer is plain");
+  if (!b->SetHeads(*kv, n_head_kv, 0)) return HostCompute(node, "layer is plain");
 
   const std::uint32_t dim = kv->n_embd / n_head_kv;
   const int n_rot = node->op_params[1], mode = node->op_params[2];
@@ -412,7 +459,8 @@ ggml_status Backend::ComputeNode(ggml_tensor* node) {
     case GGML_OP_FLASH_ATTN_EXT:
       return Attend(node);
     case GGML_OP_ROPE:
-      return Shift(node);
+      if (KvOf(node) != nullptr) return Shift(node);
+      return HostCompute(node, "");
     default:
       return HostCompute(node, "an op the store does not know");
   }

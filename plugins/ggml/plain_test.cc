@@ -101,40 +101,6 @@ TEST(Plain, QuantisedKShift) {
   }
 }
 
-TEST(Plain, LatentAttention) {
-  const Dims d{.dk = 576, .dv = 0, .n_head_kv = 1, .n_cells = 256};
-  for (Way way : kWays) {
-    Cache a(OurType(), d), c(CpuType(), d);
-    const ggml_backend_ptr ours = NewBackend({"k4v4"}), cpu = NewCpu();
-    Random random(Seed(3));
-    int at = 0;
-    for (int n_tok : {40, 1, 5}) {
-      const Batch b = Causal(d, random, n_tok, at, 4);
-      at += n_tok;
-      ExpectSame(way, ours.get(), cpu.get(), a, c, [&](Graph& g, const Cache& cache) {
-        ggml_tensor* q = Queries(g, b, d.dk);
-        if (way == Way::kSched) q = g.OnCpu(q);
-        ggml_build_forward_expand(g.get(), q);
-        Write(g, cache, b);
-        ggml_tensor* k = CacheView(g, cache.k[0], 576, 1, b);
-        ggml_tensor* v =
-            ggml_view_4d(g.ctx(), k, 512, 1, b.n_kv, 1, k->nb[1], k->nb[2], k->nb[3], 0);
-        ggml_tensor* fa = Attend(g, b, q, k, v);
-        return way == Way::kSched ? g.OnCpu(fa) : fa;
-      });
-    }
-    // K-shift of the rotary part behind the latent one.
-    const std::vector<std::int32_t> shifts(256, -5);
-    ExpectSame(way, ours.get(), cpu.get(), a, c, [&](Graph& g, const Cache& cache) {
-      ggml_tensor* k = ggml_view_3d(g.ctx(), cache.k[0], 64, 1, 256, 576 * 2, 576 * 2, 512 * 2);
-      ggml_build_forward_expand(
-          g.get(), ggml_rope_ext_inplace(g.ctx(), k, g.Input(GGML_TYPE_I32, {256}, shifts), nullptr,
-                                         64, GGML_ROPE_TYPE_NORMAL, 2048, 1e4f, 1, 0, 1, 32, 1));
-      return static_cast<ggml_tensor*>(nullptr);
-    });
-  }
-}
-
 // Flash attention off: V is stored transposed, element by element, and attention is made of single
 // ops.
 TEST(Plain, TransposedV) {

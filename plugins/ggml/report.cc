@@ -37,6 +37,13 @@ void Forget(Buffer* buffer) {
   std::erase(book().buffers, buffer);
 }
 
+int LastLayerWithK() {
+  std::lock_guard lock(book().mutex);
+  int last = -1;
+  for (const Buffer* b : book().buffers) last = std::max(last, b->last_layer());
+  return last;
+}
+
 control::Snapshot TakeSnapshot() {
   std::lock_guard lock(book().mutex);
   const auto settings = CurrentSettings();

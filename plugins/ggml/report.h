@@ -10,6 +10,8 @@ class Buffer;
 // Live buffers, for snapshots.
 void Remember(Buffer* buffer);
 void Forget(Buffer* buffer);
+// The highest layer that has K in any of them, -1 if none.
+int LastLayerWithK();
 // Keeps the fullest snapshot: called before a cache loses what it holds.
 void RememberBeforeLoss();
 

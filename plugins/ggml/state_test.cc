@@ -300,6 +300,24 @@ TEST(State, CopiesToAndFromPlainTensors) {
   }
 }
 
+// A state comes in runs of rows from a sequence's first token on; those first ones are its sinks.
+TEST(State, FirstRowsOfARestoredRunStayExact) {
+  const Dims d{.n_cells = 1024};
+  const ggml_backend_ptr ours = NewBackend({"k4v4", 64, 4, 0});
+  Random random(Seed(13));
+  Cache cache(OurType(), d);
+  RunLayer(Way::kDirect, ours.get(), nullptr, cache, Causal(d, random, 90, 0));  // another sequence
+  const std::vector<Half> rows = ToHalf(random.Normals(128 * 500));
+  const std::size_t at = 100 * cache.k[0]->nb[1];
+  for (ggml_tensor* t : {cache.k[0], cache.v[0]})
+    ggml_backend_tensor_set(t, rows.data(), at, rows.size() * 2);
+  for (ggml_tensor* t : {cache.k[0], cache.v[0]}) {
+    const std::vector<Half> got = Slice(Get<Half>(t), 100 * 128, 500 * 128);
+    EXPECT_EQ(Slice(got, 0, 4 * 128), Slice(rows, 0, 4 * 128));
+    EXPECT_NE(Slice(got, 4 * 128, 4 * 128), Slice(rows, 4 * 128, 4 * 128));
+  }
+}
+
 // --- K-shift ------------------------------------------------------------------------------------
 
 struct Rope {

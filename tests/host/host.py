@@ -66,14 +66,18 @@ def lines_with(text, *words):
             if all(word in line for word in words)]
 
 
+def without_colours(text):
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
 def tail(text, n=25):
     return "\n".join(text.splitlines()[-n:])
 
 
-def run(command, env=None, limit=120, stdin=None):
+def run(command, env=None, limit=120, stdin=None, cwd=None):
     """Runs a command to its end. A program that ends by a signal, or not at all, fails the test."""
     process = subprocess.Popen([str(word) for word in command], env=env, text=True,
-                               errors="replace", stdin=stdin or subprocess.DEVNULL,
+                               errors="replace", stdin=stdin or subprocess.DEVNULL, cwd=cwd,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                start_new_session=True, preexec_fn=die_with_parent)
     try:
@@ -103,6 +107,17 @@ class Programs:
         result = run([self.llama / program, "-m", self.model, "-t", THREADS, *args],
                      env=environment(self.plugin, cache, settings), limit=limit)
         assert not ok or result.code == 0, f"{program} exited with {result.code}:\n{tail(result.err)}"
+        return result
+
+    def run_test(self, program, *args, cache, ok=True, limit=300, cwd=None, **settings):
+        """One of the host's own tests, which has options of its own and may load no backends itself."""
+        settings["LD_PRELOAD"] = self.plugin.with_name("libkvtamp_preload.so")
+        result = run([self.llama / program, *args], env=environment(self.plugin, cache, settings),
+                     limit=limit, cwd=cwd)
+        result = dataclasses.replace(result, out=without_colours(result.out),
+                                     err=without_colours(result.err))
+        assert not ok or result.code == 0, (f"{program} exited with {result.code}:\n{tail(result.out)}\n"
+                                            f"{tail(result.err)}")
         return result
 
     def complete(self, prompt, n, *args, cache, ctx=2048, **more):
@@ -197,6 +212,22 @@ class Server:
         assert status == 200, f"HTTP {status}: {answer}\n{tail(self.log())}"
         return answer
 
+    def follow(self, prompt, n, limit=600, **body):
+        """A greedy answer of exactly n tokens with what each was chosen from; see Step."""
+        status, answer = self.request("/completion", json.dumps({
+            "prompt": prompt, "n_predict": n, "temperature": 0, "ignore_eos": True, "n_probs": 16,
+            **body}).encode(), limit=limit)
+        assert status == 200, f"HTTP {status}: {answer}\n{tail(self.log())}"
+        steps = [Step(p["id"], {t["id"]: t["logprob"] for t in p["top_logprobs"]})
+                 for p in answer["completion_probabilities"]]
+        assert len(steps) == n, answer
+        return steps
+
+    def tokens(self, text):
+        status, answer = self.post("/tokenize", {"content": text, "add_special": True})
+        assert status == 200, answer
+        return answer["tokens"]
+
     def slot(self, number, action, filename=None):
         """What POST /slots/N?action=… answers, which must be well."""
         status, answer = self.post(f"/slots/{number}?action={action}", {"filename": filename})
@@ -237,3 +268,38 @@ def same_words(a, b):
 def distinct_share(text):
     words = text.split()
     return len(set(words)) / max(1, len(words))
+
+
+# --- Greedy answers, token for token -------------------------------------------------------------
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    token: int
+    logprobs: dict  # of the few most likely tokens
+
+
+@dataclasses.dataclass
+class Walk:
+    """How a server went along with an answer that another had given."""
+    moved: list = dataclasses.field(default_factory=list)  # by how many nats each choice was likelier
+    partings: list = dataclasses.field(default_factory=list)  # (token, by how many nats it was chosen)
+
+
+def walk(server, prompt, reference, **body):
+    """Lets `server` answer too. Where it parts from the reference, the parting is noted, and it goes on
+    from the reference's token."""
+    result = Walk()
+    at = 0
+    while at < len(reference):
+        given = prompt + [step.token for step in reference[:at]]
+        for mine in server.follow(given, len(reference) - at, **body):
+            theirs = reference[at]
+            if theirs.token in mine.logprobs and theirs.token in theirs.logprobs:
+                result.moved.append(abs(mine.logprobs[theirs.token] - theirs.logprobs[theirs.token]))
+            at += 1
+            if mine.token != theirs.token:
+                least = min(theirs.logprobs.values())
+                result.partings.append((at - 1, theirs.logprobs.get(theirs.token, 0)
+                                        - theirs.logprobs.get(mine.token, least - 1)))
+                break
+    return result

@@ -293,10 +293,6 @@ Json CheckModel(const std::string& file, const control::Settings* settings, Repo
   }
   report.Add("model.cache", Verdict::kOk, text + " (sinks, window and open page in f16)");
 
-  if (model.mla) {
-    report.Add("model.not_compressed", Verdict::kWarn,
-               "MLA: K and V share one row per token; kept uncompressed for now");
-  }
   if (model.n_recurrent > 0) {
     report.Add("model.not_compressed", Verdict::kWarn,
                fmt::format("{} layers have recurrent state, which stays as the host keeps it",
@@ -304,10 +300,9 @@ Json CheckModel(const std::string& file, const control::Settings* settings, Repo
   }
   if (model.n_shared > 0) {
     report.Add(
-        "model.not_compressed", Verdict::kWarn,
+        "model.layers", Verdict::kOk,
         fmt::format(
-            "{} layers read the K/V of earlier layers: the host may turn flash attention off, and "
-            "then the cache goes uncompressed",
+            "{} layers keep no K/V of their own: they read that of earlier layers, from the same pages",
             model.n_shared));
   }
   if (!model.swa_known) {
