@@ -9,15 +9,6 @@ from host import DEFAULT, HOST
 CUE = "\n\nFor example, if you distribute copies of such a program, whether gratis or for a fee,"
 GOES_ON = "they, too, receive or can get the source code"
 
-# Into a program that loads no backends by itself: before its main.
-PRELOAD = """
-#include <stdlib.h>
-void* ggml_backend_load(const char* path);
-void ggml_backend_load_all(void);
-__attribute__((constructor)) static void load(void) { ggml_backend_load_all(); }
-"""
-
-
 @pytest.fixture(scope="module")
 def second(programs):
     """The programs of the second llama.cpp, with the plug-in for it."""
@@ -58,17 +49,10 @@ def test_server(second, cache, tmp_path):
         assert len(host.lines_with(server.log(), "KVTAMP (", "tokens written")) == 1, server.log()
 
 
-def test_every_architecture(second, tmp_path):
+def test_every_architecture(second):
     # The host's own test: logits of each architecture, small and made of random numbers, against the
     # CPU's.
-    (tmp_path / "preload.c").write_text(PRELOAD)
-    built = host.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "preload.so", tmp_path / "preload.c",
-                      second.llama.parent / "lib" / "libggml.so",
-                      f"-Wl,-rpath,{second.llama.parent / 'lib'}"])
-    assert built.code == 0, built.err
-    env = host.environment(second.plugin, "f16", {"LD_PRELOAD": tmp_path / "preload.so"})
-    result = host.run([second.llama / "test-llama-archs", "-b", "KVTAMP"], env=env, limit=300)
-    assert result.code == 0, host.tail(result.out + result.err)
+    result = second.run_test("test-llama-archs", "-b", "KVTAMP", "-s", 1, cache="f16")
     rows = [line for line in result.out.splitlines() if "compressed KV cache" in line]
     assert len(rows) > 100 and not any("FAIL" in row for row in rows), result.out
 
