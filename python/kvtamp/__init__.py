@@ -6,8 +6,9 @@
     kvtamp.stats()
 
 The work is done by libggml-kvtamp.so, a backend that ggml loads; this package only loads it in the
-right order. It is taken from the first of these places that has one which fits llama_cpp's ggml:
-the file KVTAMP_LIB (or KVTAMP_PLUGIN, as for the kvtamp command) names; libggml-kvtamp*.so in this folder; the build folder of the source tree.
+right order. It is the file that KVTAMP_LIB names (or KVTAMP_PLUGIN, as for the kvtamp command), else
+the first that fits llama_cpp's ggml of libggml-kvtamp*.so in this folder and those of the source
+tree's build folder.
 """
 
 import contextlib
@@ -93,8 +94,8 @@ def enable(cache="auto", **settings):
 
 
 def stats():
-    """The caches there are at this moment, as a dict: bytes, tokens, formats. docs/hosts.md of the
-    source tree says where the fields are described."""
+    """The caches there are at this moment, as a dict: bytes, tokens, formats. The fields are those of
+    control/stats.h in the source tree."""
     if _enabled is None:
         raise Error("not enabled: call kvtamp.enable() first")
     return json.loads(_enabled.stats_json())
@@ -203,14 +204,20 @@ def _load(ggml):
 def _standard_error():
     """Keeps what C code writes to stderr meanwhile: gives a function that returns its lines."""
     lines = []
-    with tempfile.TemporaryFile() as file:
-        sys.stderr.flush()
+    try:
         kept = os.dup(2)
+    except OSError:  # a process without one
+        yield lambda: lines
+        return
+    with tempfile.TemporaryFile() as file:
+        if sys.stderr:
+            sys.stderr.flush()
         os.dup2(file.fileno(), 2)
         try:
             yield lambda: lines
         finally:
-            sys.stderr.flush()
+            if sys.stderr:
+                sys.stderr.flush()
             os.dup2(kept, 2)
             os.close(kept)
             file.seek(0)

@@ -5,6 +5,7 @@ import re
 import pytest
 
 import host
+from conftest import ROOT
 
 SOURCE = host.Path(__file__).with_name("foreign.c")
 
@@ -72,3 +73,13 @@ def test_a_program_with_ggml_inside_is_refused(programs, tmp_path):
     # The plug-in brings a ggml along then, which is of the right version and used by nobody.
     line = refusal(compile_c(tmp_path / "host", SOURCE), programs.plugin)
     assert "ggml inside its own binary" in line
+
+
+def test_the_docs_list_every_refusal():
+    code = (ROOT / "plugins" / "ggml" / "backend.cc").read_text()
+    code += (ROOT / "plugins" / "ggml" / "abi_check.cc").read_text()
+    refusals = re.findall(r'(?:Refuse|Unsupported)\(\s*"([^"]{20,30})', code)
+    docs = " ".join((ROOT / "docs" / "hosts.md").read_text().split())
+    assert len(refusals) >= 3
+    for text in refusals:
+        assert f"`{text}" in docs, text
