@@ -225,3 +225,47 @@ def test_a_library_for_another_ggml(python):
     """, KVTAMP_LIB=other)
     assert GGML in text and "layout differs" in text and "KVTAMP_LLAMA_DIR" in text
     assert refused_then_loads is None
+
+
+def test_a_state_loses_nothing_on_its_way(python, tmp_path):
+    # How far the default's predictions are from those over the host's cache, and how much further once
+    # the state was saved and loaded before them.
+    code = f"""
+        import numpy as np, llama_cpp
+        llama = load(2048, flash_attn=True)
+        tokens = llama.tokenize({host.document(9000)!r}.encode())[:1400]
+        assert len(tokens) == 1400
+        def predictions():
+            rows = []
+            for token in tokens[1200:]:
+                llama.eval([token])
+                row = llama_cpp.llama_get_logits_ith(llama.ctx, -1)[:llama.n_vocab()]
+                row = np.array(row) - max(row)
+                rows.append(row - np.log(np.exp(row).sum()))
+            return np.array(rows)
+        def divergence(truth, rows):
+            return float((np.exp(truth) * (truth - rows)).sum(axis=1).mean())
+        llama.eval(tokens[:1200])
+        state = llama.save_state()
+        halves = np.frombuffer(state.llama_state, np.uint16, state.llama_state_size // 2)
+        first = predictions()
+        llama.load_state(state)
+        again = llama.save_state()
+        changed = halves != np.frombuffer(again.llama_state, np.uint16, halves.size)
+        show(float(changed.mean()))
+        then = predictions()
+    """
+    file = tmp_path / "host.npy"
+    unchanged, = python.shown(textwrap.dedent(code) + f"np.save({str(file)!r}, first)")
+    assert unchanged == 0
+    changed, coding, both = python.shown(
+        "import kvtamp; kvtamp.enable()" + textwrap.dedent(code) + f"""
+exact = np.load({str(file)!r})
+show(divergence(exact, first))
+show(divergence(exact, then))
+""")
+    print(f"{100 * changed:.2f} % of the state's halves changed; KL of coding {coding:.5f}, "
+          f"with saving and loading {both:.5f}")
+    assert changed < 0.01
+    assert 1e-4 < coding < 0.05
+    assert both <= 1.1 * coding
