@@ -193,7 +193,7 @@ class Server:
     def post(self, path, body):
         return self.request(path, json.dumps(body).encode())
 
-    def request(self, path, data, limit=180):
+    def request(self, path, data, limit=600):
         """(status, parsed JSON); an HTTP error is an answer too."""
         request = urllib.request.Request(self.url + path, data,
                                          {"Content-Type": "application/json"} if data else {})

@@ -96,7 +96,9 @@ class Soak:
         total = self.resident[-1][0]
         early = max(kib for s, kib in self.resident if total / 4 <= s <= total / 2)
         late = max(kib for s, kib in self.resident if s > total / 2)
-        print(f"resident: {early // MIB} MiB at most in the second quarter, {late // MIB} MiB after it")
+        course = [self.resident[len(self.resident) * i // 10][1] // MIB for i in range(10)]
+        print(f"resident: {early // MIB} MiB at most in the second quarter, {late // MIB} MiB after it; each"
+              f" tenth of the time: {course}")
         if late > early * 1.03 + 8 * MIB:
             self.failures.append("memory grew")
 
@@ -117,7 +119,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     root = Path(__file__).resolve().parents[2]
     parser.add_argument("--minutes", type=float, default=20)
-    parser.add_argument("--cache", default="f16")
+    parser.add_argument("--cache", default="f16", help="or `host` for the host's own, to compare with")
     parser.add_argument("--build", type=Path, default=root / "build" / "release")
     parser.add_argument("--llama-bin", type=Path)
     parser.add_argument("--seed", type=int, default=int(time.time()) % 100000)
@@ -134,14 +136,14 @@ def main():
                              command=args.build.resolve() / "bin" / "kvtamp", model=fetched("smollm2"))
     print(f"{args.minutes} minutes, cache {args.cache}, seed {args.seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        with programs.server("-np", SLOTS, "-c", SLOTS * CONTEXT, "--context-shift", cache=args.cache,
+        with programs.server("-np", SLOTS, "-c", SLOTS * CONTEXT, "--context-shift", cache=host.HOST if args.cache == "host" else args.cache,
                              log=Path(folder) / "log", LLAMA_ARG_CACHE_RAM=0) as server:
             soak = Soak(server, args.seed, time.monotonic() + args.minutes * 60)
             soak.run()
             print(f"{soak.counts}, {soak.tokens} tokens", flush=True)
             if not soak.failures:
                 soak.check_memory()
-                if args.cache == "f16":
+                if args.cache in ("f16", "host"):
                     soak.check_alone()
             code = server.stop()
             if code:

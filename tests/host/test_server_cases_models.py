@@ -23,7 +23,7 @@ def test_a_model_with_windows_shifts_or_says_it_cannot(gemma, tmp_path, full):
     def go_on(cache):
         with gemma.server("-np", 1, "-c", 1024, "--context-shift", *(["--swa-full"] if full else []),
                           cache=cache, log=tmp_path / "log") as server:
-            answer = server.complete(host.document(1500), 3000, ignore_eos=True, n_keep=4, repeat_penalty=1.1,
+            answer = server.complete(host.document(1500), 900, ignore_eos=True, n_keep=4, repeat_penalty=1.1,
                                      samplers=["penalties", "temperature"], temperature=0.8, seed=1)
             return answer["tokens_predicted"], host.distinct_share(" ".join(answer["content"].split()[-150:]))
     n, share = go_on(HOST)
