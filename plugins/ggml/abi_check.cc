@@ -225,8 +225,8 @@ constexpr std::pair<ggml_type, const char*> kTypes[] = {
 };
 // clang-format on
 
-// Members that not every version has. The plug-in leaves them null, and the functions that lead there
-// are as new as they are.
+// Members that not every version has. The plug-in leaves them null, and the functions that lead
+// there are as new as they are.
 template <class Type>
 void AddNewer(std::vector<Row>& rows) {
   if constexpr (requires(Type t) { t.iface.alloc_buffer_n; }) {

@@ -68,9 +68,10 @@ TEST(AbiCheck, AcceptsTheGgmlItWasBuiltFor) {
 TEST(AbiCheck, WarnsOfVersionsNeverTested) {
   EXPECT_EQ(abi::NoteOn("0.25.3"), "");
   EXPECT_EQ(abi::NoteOn("0.26.0"), "");
-  EXPECT_EQ(abi::NoteOn("0.99.0"),
-            "ggml 0.99.0 was never tested with this plug-in (tested: 0.25.3, 0.26.0), but its layout "
-            "fits");
+  EXPECT_EQ(
+      abi::NoteOn("0.99.0"),
+      "ggml 0.99.0 was never tested with this plug-in (tested: 0.25.3, 0.26.0), but its layout "
+      "fits");
 }
 
 // The first column of the first table in docs/hosts.md.

@@ -26,9 +26,9 @@ constexpr unsigned kSeconds = 20;
 constexpr std::int64_t kInner = 256, kOuter = 64, kRows = 32;
 
 ggml_backend_buffer_type_t AmxType(ggml_backend_dev_t cpu) {
-  const auto extra = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
-      ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu),
-                                        "ggml_backend_dev_get_extra_bufts"));
+  const auto extra =
+      reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(ggml_backend_reg_get_proc_address(
+          ggml_backend_dev_backend_reg(cpu), "ggml_backend_dev_get_extra_bufts"));
   if (extra == nullptr) return nullptr;
   for (ggml_backend_buffer_type_t* type = extra(cpu); type != nullptr && *type != nullptr; ++type) {
     if (std::strcmp(ggml_backend_buft_name(*type), "AMX") == 0) return *type;
@@ -39,20 +39,23 @@ ggml_backend_buffer_type_t AmxType(ggml_backend_dev_t cpu) {
 // Ones times ones: every sum is kInner.
 int Multiply(ggml_backend_dev_t cpu, ggml_backend_buffer_type_t amx) {
   const ggml_backend_ptr backend(ggml_backend_dev_init(cpu, nullptr));
-  const ggml_init_params params = {16 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true};
+  const ggml_init_params params = {16 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr,
+                                   true};
   const ggml_context_ptr weights(ggml_init(params)), rest(ggml_init(params));
   if (backend == nullptr || weights == nullptr || rest == nullptr) return kUntried;
-  const auto set_threads = reinterpret_cast<ggml_backend_set_n_threads_t>(
-      ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu),
-                                        "ggml_backend_set_n_threads"));
+  const auto set_threads =
+      reinterpret_cast<ggml_backend_set_n_threads_t>(ggml_backend_reg_get_proc_address(
+          ggml_backend_dev_backend_reg(cpu), "ggml_backend_set_n_threads"));
   if (set_threads != nullptr) set_threads(backend.get(), 1);
 
   ggml_tensor* w = ggml_new_tensor_2d(weights.get(), GGML_TYPE_Q8_0, kInner, kOuter);
   ggml_tensor* x = ggml_new_tensor_2d(rest.get(), GGML_TYPE_F32, kInner, kRows);
   ggml_tensor* y = ggml_mul_mat(rest.get(), w, x);
-  const ggml_backend_buffer_ptr in_tiles(ggml_backend_alloc_ctx_tensors_from_buft(weights.get(), amx));
+  const ggml_backend_buffer_ptr in_tiles(
+      ggml_backend_alloc_ctx_tensors_from_buft(weights.get(), amx));
   const ggml_backend_buffer_ptr plain(ggml_backend_alloc_ctx_tensors(rest.get(), backend.get()));
-  if (in_tiles == nullptr || plain == nullptr || !ggml_backend_dev_supports_op(cpu, y)) return kUntried;
+  if (in_tiles == nullptr || plain == nullptr || !ggml_backend_dev_supports_op(cpu, y))
+    return kUntried;
 
   const std::vector<float> ones(static_cast<std::size_t>(kInner * kOuter), 1.0f);
   std::vector<char> coded(ggml_nbytes(w));
@@ -150,7 +153,8 @@ std::optional<AmxProblem> ProblemOf(const AmxTrial& trial) {
   if (!trial.library.empty()) text += ": " + trial.library;
   return AmxProblem{
       text,
-      "GCC 12.2, which Debian 12 has, and others of its time get them wrong. Build llama.cpp with a "
+      "GCC 12.2, which Debian 12 has, and others of its time get them wrong. Build llama.cpp with "
+      "a "
       "newer one or with clang, or without AMX (cmake -DCMAKE_C_FLAGS=-mno-amx-int8 "
       "-DCMAKE_CXX_FLAGS=-mno-amx-int8), or with kvtamp's scripts/gcc-amx.h before every source "
       "(-include), as scripts/fetch does"};

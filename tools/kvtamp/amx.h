@@ -1,7 +1,7 @@
-// Does the host's CPU backend survive its own AMX instructions? Debian 12's GCC miscompiles the one that
-// configures the tiles (scripts/gcc-amx.h has the details): a llama.cpp that it built for its own
-// processor dies at the first matrix product. The compiler's version alone does not tell, for there
-// are ways round it, so it is tried.
+// Does the host's CPU backend survive its own AMX instructions? Debian 12's GCC miscompiles the one
+// that configures the tiles (scripts/gcc-amx.h has the details): a llama.cpp that it built for its
+// own processor dies at the first matrix product. The compiler's version alone does not tell, for
+// there are ways round it, so it is tried.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@ namespace kvtamp::tool {
 
 struct AmxTrial {
   enum class Outcome {
-    kUnused,   // the host's CPU backend has no AMX, or the processor or the kernel does not offer it
+    kUnused,  // the host's CPU backend has no AMX, or the processor or the kernel does not offer it
     kUntried,  // it has, but the product could not be set up
     kRight,
     kWrong,  // the product is wrong

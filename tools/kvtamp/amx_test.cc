@@ -15,11 +15,13 @@ TEST(Amx, SaysSomethingOnlyWhereTheTrialWentWrong) {
   for (const Outcome outcome : {Outcome::kUnused, Outcome::kUntried, Outcome::kRight}) {
     EXPECT_FALSE(ProblemOf({outcome, 0, "lib.so", "GCC: (Debian 12.2.0-14) 12.2.0"}).has_value());
   }
-  const auto died = ProblemOf({Outcome::kDied, SIGILL, "/x/libggml-cpu.so", "GCC: (Debian) 12.2.0"});
+  const auto died =
+      ProblemOf({Outcome::kDied, SIGILL, "/x/libggml-cpu.so", "GCC: (Debian) 12.2.0"});
   ASSERT_TRUE(died.has_value());
-  EXPECT_EQ(died->text,
-            "the host's CPU backend dies (illegal instruction) with this processor's AMX instructions; "
-            "it was compiled by GCC: (Debian) 12.2.0: /x/libggml-cpu.so");
+  EXPECT_EQ(
+      died->text,
+      "the host's CPU backend dies (illegal instruction) with this processor's AMX instructions; "
+      "it was compiled by GCC: (Debian) 12.2.0: /x/libggml-cpu.so");
   EXPECT_NE(died->hint.find("scripts/gcc-amx.h"), std::string::npos);
   EXPECT_NE(died->hint.find("-mno-amx-int8"), std::string::npos);
 
