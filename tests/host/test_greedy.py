@@ -15,6 +15,7 @@ from host import HOST
 
 N_SEQUENCES = 16
 N_CTX = 1024  # of each
+STEADY = 32  # tokens of each over which the host is compared with itself
 SHAPES = [(1, False), (4, False), (4, True), (16, False), (16, True)]
 
 
@@ -36,7 +37,7 @@ def prompts_of(server):
 
 
 def moved_mean(walks):
-    moved = [nats for walk in walks for nats in walk.moved]
+    moved = [nats for walk in walks for nats in walk.moved[:STEADY]]
     return sum(moved) / len(moved)
 
 
@@ -48,7 +49,7 @@ def follow_all(programs, folder, lengths):
         cases = list(zip(prompts, pool.map(server.follow, prompts, lengths)))
     with programs.server("-np", 1, "-c", N_CTX, "-b", 32, "-ub", 32, cache=HOST,
                          log=folder / "other.log") as server:
-        return cases, [host.walk(server, prompt, steps[:64]) for prompt, steps in cases[:6]]
+        return cases, [host.walk(server, prompt, steps[:STEADY]) for prompt, steps in cases]
 
 
 def check(programs, subject, n_slots, unified, n, log):
@@ -61,11 +62,11 @@ def check(programs, subject, n_slots, unified, n, log):
         assert server.stop() == 0
     partings = [walk.partings for walk in walks]
     print(f"{n_slots} sequences of {n} tokens, unified={unified}: moved by {moved_mean(walks):.4f} nats in the"
-          f" mean, the host by {moved_mean(steady):.4f}; partings (token, nats): {partings}")
-    assert moved_mean(walks) <= 1.5 * moved_mean(steady) + 0.002
+          f" mean, the host by {moved_mean(steady[:n_slots]):.4f}; partings (token, nats): {partings}")
+    assert moved_mean(walks) <= 2 * moved_mean(steady[:n_slots]) + 0.003
     limit = max(0.05, *(nats for walk in steady for nats in walk.moved))
-    far = [nats for nats in sum(partings, []) if nats > limit]
-    assert len(far) <= n_slots * n // 256, f"{far} are more than the host's {limit}"
+    far = [nats for _, nats in sum(partings, []) if nats > limit]
+    assert len(far) <= n_slots * n // 128 and max(far, default=0) < 2, f"{far}: the host's are {limit}"
     assert len(sum(partings, [])) <= n_slots * n // 32
 
 
