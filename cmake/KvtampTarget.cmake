@@ -25,6 +25,7 @@ endif()
 if(KVTAMP_FUZZER)
   # Coverage to steer by; the targets themselves link the driver.
   target_compile_options(kvtamp_options INTERFACE -fsanitize=fuzzer-no-link)
+  target_compile_definitions(kvtamp_options INTERFACE KVTAMP_FUZZER)
   target_link_options(kvtamp_options INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 

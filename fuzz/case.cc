@@ -12,9 +12,9 @@ namespace kvtamp::fuzz {
 namespace {
 
 constexpr KindInfo kInfos[kKinds] = {
-    {"decode", "tokens_seed interleaved outputs when_full (seq n)...", 6, 450},
+    {"decode", "tokens_seed interleaved outputs when_full (seq n)...", 6, 330},
     {"decode_shared", "tokens_seed n seq other", 4, 15},
-    {"draft", "tokens_seed seq drafted accepted", 4, 80},
+    {"draft", "tokens_seed seq drafted accepted", 4, 60},
     {"seq_rm", "seq|-1 from to", 3, 90},
     {"seq_cp", "from to first last", 4, 70},
     {"seq_keep", "seq", 1, 8},
@@ -60,10 +60,10 @@ void ForEachField(S& s, F&& f) {
 // Mostly few tokens, as when generating; now and then a prompt.
 int DrawLength(Random& r) {
   const double p = r.Uniform();
-  if (p < 0.55) return 1;
-  if (p < 0.82) return r.Int(2, 7);
-  if (p < 0.97) return r.Int(8, 32);
-  return r.Int(33, 200);
+  if (p < 0.60) return 1;
+  if (p < 0.85) return r.Int(2, 5);
+  if (p < 0.975) return r.Int(6, 24);
+  return r.Int(25, 150);
 }
 
 Setup DrawSetup(Random& r, const std::string& type) {
@@ -97,7 +97,7 @@ Setup DrawSetup(Random& r, const std::string& type) {
   s.n_seq = r.OneOf({1u, 2u, 3u, 4u, 8u, 16u});
   s.unified = r.Chance(0.5);
   s.n_ctx = s.unified ? r.OneOf({256u, 256u, 512u, 768u}) : 256 * s.n_seq;
-  s.n_ubatch = r.OneOf({3u, 5u, 16u, 32u, 64u, 512u, 512u});
+  s.n_ubatch = r.OneOf({5u, 16u, 32u, 64u, 512u, 512u, 512u});
   s.threads = r.Chance(0.06) ? 2 : 1;
   s.swa_full = r.Chance(0.5);
   s.host_f32 = r.Chance(0.4);

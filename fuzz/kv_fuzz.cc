@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
@@ -40,6 +41,7 @@ struct Flags {
 };
 
 bool g_verbose = false;
+volatile std::sig_atomic_t g_stop = 0;
 
 void HostLog(ggml_log_level level, const char* text, void*) {
   if (g_verbose && level >= GGML_LOG_LEVEL_WARN) std::fputs(text, stderr);
@@ -117,7 +119,9 @@ int Fuzz(const Flags& flags, ggml_backend_dev_t device) {
   const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
   std::map<std::string, Totals> by_type;
   std::uint64_t done = 0;
-  for (std::uint64_t n = 0; done < flags.ops; ++n) {
+  // Asked to stop, it ends with the case at hand and says what was done.
+  for (int signal : {SIGINT, SIGTERM}) std::signal(signal, [](int) { g_stop = 1; });
+  for (std::uint64_t n = 0; done < flags.ops && !g_stop; ++n) {
     if (flags.seconds > 0 && elapsed() >= flags.seconds) break;
     const std::string& type = types[n % types.size()];
     Case c = MakeCase(flags.seed * 1000003u + n, type, flags.case_ops);
@@ -132,6 +136,7 @@ int Fuzz(const Flags& flags, ggml_backend_dev_t device) {
       std::printf("  %llu ops, error: mean %.3g, max %.3g\n",
                   static_cast<unsigned long long>(o.totals.ops()), o.totals.error.mean(),
                   o.totals.error.max);
+    if (!o.ok && g_stop) break;  // the case was stopped with us
     if (!o.ok) return Report(c, o, flags, device);
   }
   PrintTotals(by_type, elapsed());
