@@ -177,7 +177,8 @@ Status Check(const Layer& layer, std::span<const Job> jobs, const Params& params
   }
   if (layer.turn_first + 2 * layer.turn_pairs > layer.dim_k)
     return Status::Invalid("attention: a turn of more channels than a key has");
-  if (layer.v_in_k && (layer.dim_v > layer.dim_k || (layer.turn_pairs != 0 && layer.turn_first < layer.dim_v)))
+  if (layer.v_in_k &&
+      (layer.dim_v > layer.dim_k || (layer.turn_pairs != 0 && layer.turn_first < layer.dim_v)))
     return Status::Invalid("attention: V lies in K, but beyond it or where keys are turned");
   const std::uint32_t ps = layer.page_size;
   if (ps != 16 && ps != 32 && ps != 64 && ps != 128) {

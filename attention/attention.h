@@ -39,8 +39,9 @@ struct Page {
   const std::uint32_t* cells = nullptr;  // [rows] cell of each row; null: cells first_cell, +1, …
   std::uint32_t first_cell = 0;
   std::uint32_t rows = 0;  // rows in use, at most page_size
-  // Keys that a context shift moved: [Layer::turn_pairs] (cos, sin) by which each stored key is still
-  // to be turned; null: as stored. The turn is put on the query instead, so coded keys are not touched.
+  // Keys that a context shift moved: [Layer::turn_pairs] (cos, sin) by which each stored key is
+  // still to be turned; null: as stored. The turn is put on the query instead, so coded keys are
+  // not touched.
   const float* turn = nullptr;
   codec::Coding k_coding = codec::Coding::kF16;
   codec::Coding v_coding = codec::Coding::kF16;
@@ -50,14 +51,14 @@ struct Layer {
   std::uint32_t n_head_kv = 0;
   std::uint32_t dim_k = 0, dim_v = 0;
   std::uint32_t page_size = 64;
-  std::uint32_t v_group = 64;     // elements per V scale
-  bool v_hadamard = false;        // coded V pages are in the rotated basis
+  std::uint32_t v_group = 64;  // elements per V scale
+  bool v_hadamard = false;     // coded V pages are in the rotated basis
   // Latent attention (DeepSeek-V2, arXiv:2405.04434): V is the first dim_v channels of K, and pages
   // have no V of their own.
   bool v_in_k = false;
   const float* k_mean = nullptr;  // [n_head_kv, dim_k] taken off coded K pages, or null
-  // Where rotary positions act: pairs of channels from turn_first on, (2i, 2i+1), or (i, i + pairs) in
-  // NeoX order.
+  // Where rotary positions act: pairs of channels from turn_first on, (2i, 2i+1), or (i, i + pairs)
+  // in NeoX order.
   std::uint32_t turn_first = 0, turn_pairs = 0;
   bool turn_neox = false;
 };

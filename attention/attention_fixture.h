@@ -49,7 +49,7 @@ struct Shape {
   bool v_in_k = false;
   std::uint32_t turn_pairs = 0;  // pages turned by one of three amounts, or not at all
   bool turn_neox = false;
-  float scale = 0;             // 0: 1 / sqrt(dim_k)
+  float scale = 0;  // 0: 1 / sqrt(dim_k)
   float softcap = 0;
   bool sinks = false;
   float q_size = 1;

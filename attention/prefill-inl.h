@@ -131,9 +131,9 @@ HWY_INLINE std::uint32_t FillTile(const Unit& unit, std::uint32_t i, const Prefi
     const bool k_rows = page.k != nullptr && page.k_coding == codec::Coding::kF16;
     const bool v_rotated = !layer.v_in_k && page.v != nullptr &&
                            page.v_coding != codec::Coding::kF16 && layer.v_hadamard;
-    if (tile.n_parts > 0 && (tile.tokens + part.cols > capacity || k_rows != tile.k_rows ||
-                             v_rotated != tile.v_rotated || page.turn != tile.turn ||
-                             tile.n_parts == kMaxTilePages)) {
+    if (tile.n_parts > 0 &&
+        (tile.tokens + part.cols > capacity || k_rows != tile.k_rows ||
+         v_rotated != tile.v_rotated || page.turn != tile.turn || tile.n_parts == kMaxTilePages)) {
       break;
     }
     if (!ClassifyPart(unit, part, tile.n_parts, s)) continue;

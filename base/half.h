@@ -25,7 +25,7 @@ inline half_t FloatToHalf(float f) {
   const std::uint32_t x = std::bit_cast<std::uint32_t>(f);
   const std::uint32_t sign = (x >> 16) & 0x8000u;
   const std::uint32_t abs = x & 0x7FFFFFFFu;
-  if (abs > 0x7F800000u) return static_cast<half_t>(sign | 0x7E00u);  // NaN
+  if (abs > 0x7F800000u) return static_cast<half_t>(sign | 0x7E00u);   // NaN
   if (abs >= 0x477FF000u) return static_cast<half_t>(sign | 0x7C00u);  // rounds to infinity
   if (abs < 0x38800000u) {  // subnormal or zero: let the FPU round at 2^-24
     const float r = std::bit_cast<float>(abs) + 0.5f;  // ulp of 0.5 is 2^-24

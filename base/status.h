@@ -38,8 +38,8 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : v_(std::move(value)) {}             // NOLINT: implicit on purpose
-  Result(Status status) : v_(std::move(status)) {}      // NOLINT
+  Result(T value) : v_(std::move(value)) {}         // NOLINT: implicit on purpose
+  Result(Status status) : v_(std::move(status)) {}  // NOLINT
   bool ok() const { return v_.index() == 0; }
   const T& value() const { return std::get<0>(v_); }
   T& value() { return std::get<0>(v_); }

@@ -64,8 +64,9 @@ struct Settings {
   LogLevel log_level = LogLevel::kWarn;
   std::string cpu;    // for cpu::ForceIsa; "auto" = the best
   std::string stats;  // file for the summary at exit; empty = none
-  // 1: SET_ROWS, FLASH_ATTN_EXT and ROPE are ours whatever they work on. The host's test-backend-ops
-  // asks before it allocates, and would skip them; a model would run its own ROPE through us.
+  // 1: SET_ROWS, FLASH_ATTN_EXT and ROPE are ours whatever they work on. The host's
+  // test-backend-ops asks before it allocates, and would skip them; a model would run its own ROPE
+  // through us.
   std::uint32_t accept_ops = 0;
 
   std::string config_file;    // the file that was read; empty = none

@@ -12,10 +12,11 @@ constexpr std::size_t kOsPage = 4096;
 constexpr std::size_t kMinSlab = 16 * 1024;
 constexpr std::size_t kMaxSlab = 2 * 1024 * 1024;
 constexpr std::size_t kSmallBlock = 16 * 1024;
-constexpr std::size_t kSmallPerSlab = 32;  // small blocks share slabs: less rounding, less bookkeeping
-constexpr std::size_t kSlabShare = 128;    // a slab of big ones is at most this part of its class
-constexpr std::size_t kEmptyShare = 512;   // empty slabs are kept up to this part of everything
-constexpr std::size_t kFreedShare = 32;    // and freed blocks up to this
+constexpr std::size_t kSmallPerSlab =
+    32;  // small blocks share slabs: less rounding, less bookkeeping
+constexpr std::size_t kSlabShare = 128;   // a slab of big ones is at most this part of its class
+constexpr std::size_t kEmptyShare = 512;  // empty slabs are kept up to this part of everything
+constexpr std::size_t kFreedShare = 32;   // and freed blocks up to this
 constexpr std::size_t kMinFreed = 64 * 1024;
 
 std::size_t RoundUp(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
@@ -38,11 +39,11 @@ struct Allocator::Slab {
   Class* owner = nullptr;
   std::vector<std::uint32_t> free;  // numbers of blocks that were used before
   std::uint32_t n_blocks = 0;
-  std::uint32_t n_touched = 0;      // blocks from here on were never used
+  std::uint32_t n_touched = 0;  // blocks from here on were never used
   std::uint32_t n_used = 0;
-  std::vector<bool> pages;          // of the system: which are resident
-  std::size_t resident = 0;         // bytes of those
-  std::size_t freed = 0;            // of those, about: in freed blocks
+  std::vector<bool> pages;   // of the system: which are resident
+  std::size_t resident = 0;  // bytes of those
+  std::size_t freed = 0;     // of those, about: in freed blocks
 
   bool full() const { return n_used == n_blocks; }
   std::uint32_t first_page(std::uint32_t block) const;
@@ -183,7 +184,8 @@ void Allocator::Free(std::uint8_t* p, std::size_t bytes) {
   Slab* slab = it->second.get();
   Class& c = *slab->owner;
   if (slab->full()) c.with_room.push_back(slab);
-  slab->free.push_back(static_cast<std::uint32_t>(static_cast<std::size_t>(p - slab->base) / block));
+  slab->free.push_back(
+      static_cast<std::uint32_t>(static_cast<std::size_t>(p - slab->base) / block));
   slab->n_used--;
   used_ -= block;
   if (slab->n_used > 0) {
@@ -210,8 +212,10 @@ void Allocator::Clear() {
 
 std::size_t Allocator::index_bytes() const {
   std::size_t n = 0;
-  for (auto& [base, slab] : slabs_) n += sizeof(Slab) + 64 + slab->free.capacity() * 4 + slab->pages.capacity() / 8;
-  for (auto& [size, c] : classes_) n += sizeof(Class) + 64 + c->with_room.capacity() * sizeof(Slab*);
+  for (auto& [base, slab] : slabs_)
+    n += sizeof(Slab) + 64 + slab->free.capacity() * 4 + slab->pages.capacity() / 8;
+  for (auto& [size, c] : classes_)
+    n += sizeof(Class) + 64 + c->with_room.capacity() * sizeof(Slab*);
   n += shared_.size() * (sizeof(*shared_.begin()) + 2 * sizeof(void*));
   return n;
 }

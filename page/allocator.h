@@ -1,11 +1,12 @@
 // Memory of all pages of a cache: slabs of equal blocks, one class per block size.
 //
-// Page formats have few distinct sizes, so a class per exact size (rounded to 64 bytes, for vector loads)
-// wastes nothing inside a block. A slab is one anonymous mapping whose blocks are used in order, so that
-// what was never used is not resident and not counted. Big blocks (f16 pages, which come and go) get
-// slabs of their own as long as their class is small. A slab whose last block is freed goes back to the
-// system, unless the empty ones are below 1/512 of everything; so do whole OS pages between used blocks
-// once freed blocks hold more than 1/32. Every resident byte is counted.
+// Page formats have few distinct sizes, so a class per exact size (rounded to 64 bytes, for vector
+// loads) wastes nothing inside a block. A slab is one anonymous mapping whose blocks are used in
+// order, so that what was never used is not resident and not counted. Big blocks (f16 pages, which
+// come and go) get slabs of their own as long as their class is small. A slab whose last block is
+// freed goes back to the system, unless the empty ones are below 1/512 of everything; so do whole
+// OS pages between used blocks once freed blocks hold more than 1/32. Every resident byte is
+// counted.
 //
 // Not thread-safe: the cache that owns it serialises.
 #pragma once
@@ -38,10 +39,10 @@ class Allocator {
   // Every block at once; outstanding pointers become invalid.
   void Clear();
 
-  std::size_t used_bytes() const { return used_; }      // blocks handed out, rounding included
+  std::size_t used_bytes() const { return used_; }          // blocks handed out, rounding included
   std::size_t resident_bytes() const { return resident_; }  // touched so far, by whole OS pages
   std::size_t peak_bytes() const { return peak_; }
-  std::size_t index_bytes() const;                      // our own bookkeeping
+  std::size_t index_bytes() const;  // our own bookkeeping
 
  private:
   struct Slab;
@@ -53,12 +54,12 @@ class Allocator {
   // Gives back every OS page that no used block reaches into.
   void Trim();
 
-  std::map<std::size_t, std::unique_ptr<Class>> classes_;     // by block size
-  std::map<std::uintptr_t, std::unique_ptr<Slab>> slabs_;     // by base address
+  std::map<std::size_t, std::unique_ptr<Class>> classes_;          // by block size
+  std::map<std::uintptr_t, std::unique_ptr<Slab>> slabs_;          // by base address
   std::unordered_map<const std::uint8_t*, std::uint32_t> shared_;  // owners beyond the first
   std::size_t used_ = 0, resident_ = 0, peak_ = 0;
-  std::size_t freed_ = 0;             // of resident_, about: in freed blocks of slabs still used
-  std::size_t empty_ = 0;             // of resident_, in slabs without a used block:
+  std::size_t freed_ = 0;  // of resident_, about: in freed blocks of slabs still used
+  std::size_t empty_ = 0;  // of resident_, in slabs without a used block:
   std::vector<Slab*> empty_slabs_;
 };
 

@@ -7,7 +7,8 @@ namespace kvtamp::page {
 void CellIndex::Set(std::uint32_t cell, std::uint32_t page) {
   const std::size_t b = cell / kBucket;
   if (b >= buckets_.size()) {
-    if (b >= buckets_.capacity()) buckets_.reserve(b + b / 8 + 8);  // doubling would show in the figures
+    if (b >= buckets_.capacity())
+      buckets_.reserve(b + b / 8 + 8);  // doubling would show in the figures
     buckets_.resize(b + 1);
   }
   Bucket& bucket = buckets_[b];

@@ -1,6 +1,6 @@
-// cell -> page number, for one layer and stream. Buckets of 64 cells: one number when the whole bucket
-// lies in one page (the usual case: 16 bytes for 64 cells), else a table. Grows with the highest cell
-// written, so a context of a million cells costs nothing until it is used.
+// cell -> page number, for one layer and stream. Buckets of 64 cells: one number when the whole
+// bucket lies in one page (the usual case: 16 bytes for 64 cells), else a table. Grows with the
+// highest cell written, so a context of a million cells costs nothing until it is used.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,10 @@ class CellIndex {
   // Find may name a page for a cell that was never set when its neighbours were; the page's own
   // cells decide.
   void Set(std::uint32_t cell, std::uint32_t page);
-  void Clear() { buckets_.clear(); n_tables_ = 0; }
+  void Clear() {
+    buckets_.clear();
+    n_tables_ = 0;
+  }
   std::size_t bytes() const {
     return buckets_.capacity() * sizeof(Bucket) + n_tables_ * kBucket * sizeof(std::uint32_t);
   }

@@ -1,10 +1,10 @@
 // A page: the K and V of up to page_size rows of one layer and stream, all its KV heads.
 // docs/page-states.md draws the life of one.
 //
-// Rows are appended in the order of writing and never move inside a page; each knows its cell. The two
-// sides are coded apart (a restored state brings all K before any V). An f16 side is [rows][n_embd]
-// halves, grown in steps while the page fills, with a bit per row that says which were written; a coded
-// side holds one block per head (codec/codec.h) and has all its live rows.
+// Rows are appended in the order of writing and never move inside a page; each knows its cell. The
+// two sides are coded apart (a restored state brings all K before any V). An f16 side is
+// [rows][n_embd] halves, grown in steps while the page fills, with a bit per row that says which
+// were written; a coded side holds one block per head (codec/codec.h) and has all its live rows.
 #pragma once
 
 #include <cstdint>
@@ -55,12 +55,12 @@ struct Page {
   std::uint32_t* cells = nullptr;  // [capacity] when the cells are not one run
   std::uint32_t first_cell = 0;
   std::uint16_t capacity = 0;
-  std::uint16_t rows = 0;          // appended so far, dead ones included
+  std::uint16_t rows = 0;  // appended so far, dead ones included
   State state = State::kFree;
-  bool pinned = false;             // holds sinks: stays f16
-  bool zero = false;               // rows of zeros: neither side has bytes, none is ever sealed
-  // By how many positions each key is still to be turned (a context shift): one number for all rows, or
-  // [capacity] where rows differ.
+  bool pinned = false;  // holds sinks: stays f16
+  bool zero = false;    // rows of zeros: neither side has bytes, none is ever sealed
+  // By how many positions each key is still to be turned (a context shift): one number for all
+  // rows, or [capacity] where rows differ.
   std::int32_t shift = 0;
   std::int32_t* shifts = nullptr;
 

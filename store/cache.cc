@@ -59,7 +59,8 @@ Status Cache::SetHeads(std::uint32_t layer, std::uint32_t n_head_kv) {
   const std::string what = "layer " + std::to_string(layer) + ": ";
   if (s.n_head_kv != 0) return Status::Unsupported(what + "its number of KV heads changed");
   if (n_head_kv == 0 || s.n_embd_k % n_head_kv != 0 || s.n_embd_v % n_head_kv != 0)
-    return Status::Invalid(what + "rows do not divide into " + std::to_string(n_head_kv) + " heads");
+    return Status::Invalid(what + "rows do not divide into " + std::to_string(n_head_kv) +
+                           " heads");
   const std::uint32_t dk = s.n_embd_k / n_head_kv, dv = s.n_embd_v / n_head_kv;
   for (std::uint32_t d : {dk, dv}) {
     if (d == 0 && s.n_embd_v == 0) continue;
@@ -95,7 +96,8 @@ Status Cache::Write(std::uint32_t layer, Side side, std::span<const std::uint64_
   for (std::size_t i = 0; i < cells.size(); ++i) {
     if (cells[i] >= std::uint64_t{n_cells_} * n_streams_)
       return Status::Invalid("cell " + std::to_string(cells[i]) + " is outside the cache");
-    auto place = StreamOf(*l, cells[i]).Place(side, static_cast<std::uint32_t>(cells[i] % n_cells_));
+    auto place =
+        StreamOf(*l, cells[i]).Place(side, static_cast<std::uint32_t>(cells[i] % n_cells_));
     if (!place.ok()) return place.status();
     const std::uint64_t clamped = cpu::FloatToHalf(rows + i * stride, place.value(), n_embd);
     if (clamped == 0) continue;
@@ -170,17 +172,18 @@ Status Cache::SetValuesInKeys(std::uint32_t layer, std::uint32_t dim) {
   Layer* l = Get(layer);
   if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
   if (l->shape.v_in_k == dim) return Status::Ok();
-  if (l->shape.n_embd_v != 0 || l->shape.n_head_kv == 0 || dim > l->shape.dim(Side::kK) || dim % 8 != 0)
-    return Status::Unsupported("layer " + std::to_string(layer) + ": values of " + std::to_string(dim) +
-                               " channels inside keys");
+  if (l->shape.n_embd_v != 0 || l->shape.n_head_kv == 0 || dim > l->shape.dim(Side::kK) ||
+      dim % 8 != 0)
+    return Status::Unsupported("layer " + std::to_string(layer) + ": values of " +
+                               std::to_string(dim) + " channels inside keys");
   if (!l->shape.turns.empty() && l->shape.turn.first < dim)
     return Status::Unsupported("layer " + std::to_string(layer) + ": values where keys are turned");
   l->shape.v_in_k = dim;
   return Status::Ok();
 }
 
-Status Cache::Attend(std::uint32_t layer, std::span<const StreamJob> jobs, const attention::Params& params,
-                     Executor& executor) {
+Status Cache::Attend(std::uint32_t layer, std::span<const StreamJob> jobs,
+                     const attention::Params& params, Executor& executor) {
   std::lock_guard lock(mutex_);
   Layer* l = Get(layer);
   if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
@@ -263,8 +266,8 @@ Status Cache::Maintain(std::uint32_t layer, Executor& executor) {
   return status;
 }
 
-Status Cache::ShiftK(std::uint32_t layer, std::span<const std::int32_t> delta, const TurnShape& turn,
-                     const Angles& angles) {
+Status Cache::ShiftK(std::uint32_t layer, std::span<const std::int32_t> delta,
+                     const TurnShape& turn, const Angles& angles) {
   std::lock_guard lock(mutex_);
   Layer* l = Get(layer);
   if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
@@ -273,7 +276,8 @@ Status Cache::ShiftK(std::uint32_t layer, std::span<const std::int32_t> delta, c
     return Status::Invalid("a shift of more channels than a key has");
   if (!shape.turns.empty() && !(shape.turn == turn))
     return Status::Unsupported("keys that turn in two ways");
-  if (turn.first < shape.v_in_k) return Status::Unsupported("values that would turn with their keys");
+  if (turn.first < shape.v_in_k)
+    return Status::Unsupported("values that would turn with their keys");
   if (Status s = FlushCopy(*l); !s.ok()) return s;
   const auto of_stream = [&](std::size_t s) {
     const std::size_t first = std::min<std::size_t>(s * n_cells_, delta.size());
@@ -308,8 +312,8 @@ Status Cache::ShiftK(std::uint32_t layer, std::span<const std::int32_t> delta, c
   return status;
 }
 
-Status Cache::ReplaceK(std::uint32_t layer, std::uint32_t stream, std::span<const std::uint32_t> cells,
-                       const half_t* rows) {
+Status Cache::ReplaceK(std::uint32_t layer, std::uint32_t stream,
+                       std::span<const std::uint32_t> cells, const half_t* rows) {
   std::lock_guard lock(mutex_);
   Layer* l = Get(layer);
   if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
@@ -422,7 +426,8 @@ CacheBytes Cache::bytes() {
     for (int s = 0; s < 2; ++s) claimed += lb.sum.coded[s] + lb.sum.scales[s] + lb.sum.open[s];
     claimed += lb.sum.slack;
   }
-  out.allocator_slack = allocator_.resident_bytes() > claimed ? allocator_.resident_bytes() - claimed : 0;
+  out.allocator_slack =
+      allocator_.resident_bytes() > claimed ? allocator_.resident_bytes() - claimed : 0;
   out.shared_index += allocator_.index_bytes();
   out.scratch = workspace_.bytes() + views_.capacity() * sizeof(attention::Page);
   out.peak_pages = allocator_.peak_bytes();

@@ -2,8 +2,8 @@
 // mutable state; every member function takes the cache's lock, so a snapshot may be taken from any
 // thread while the host computes.
 //
-// A cell is named by (stream, cell); rows are whole rows of all KV heads, f16. Head sizes need not be
-// known before the first row: until SetHeads() rows stay f16.
+// A cell is named by (stream, cell); rows are whole rows of all KV heads, f16. Head sizes need not
+// be known before the first row: until SetHeads() rows stay f16.
 #pragma once
 
 #include <cstdint>
@@ -46,9 +46,9 @@ struct CacheBytes {
   std::uint64_t shared_index = 0;     // allocator's and cache's own bookkeeping
   std::uint64_t scratch = 0;
   std::uint64_t peak_pages = 0;      // highest the page memory ever was
-  std::uint64_t rows_written = 0;     // once per cell, not per layer
-  std::uint64_t values_clamped = 0;   // changed on the way in because f16 cannot hold them
-  std::uint64_t cells_used = 0;       // live rows of the fullest layer
+  std::uint64_t rows_written = 0;    // once per cell, not per layer
+  std::uint64_t values_clamped = 0;  // changed on the way in because f16 cannot hold them
+  std::uint64_t cells_used = 0;      // live rows of the fullest layer
 };
 
 class Cache {
@@ -81,30 +81,34 @@ class Cache {
   // Marks cells of one stream that must stay f16 (a sequence's first tokens).
   void MarkSinks(std::uint32_t layer, std::uint32_t stream, std::span<const std::uint32_t> cells);
 
-  // For layers without V: the first `dim` channels of each head's key are its value (latent attention).
+  // For layers without V: the first `dim` channels of each head's key are its value (latent
+  // attention).
   Status SetValuesInKeys(std::uint32_t layer, std::uint32_t dim);
 
-  // `cells` of one stream are the first of a run of rows that comes from a saved state. Its first rows are
-  // taken for a sequence's first tokens; and where all was cleared for it, as a host does before it loads a
-  // whole state, pages are coded with the mean key from before, so that they come out the same again.
-  void MarkRestored(std::uint32_t layer, std::uint32_t stream, std::span<const std::uint32_t> cells);
+  // `cells` of one stream are the first of a run of rows that comes from a saved state. Its first
+  // rows are taken for a sequence's first tokens; and where all was cleared for it, as a host does
+  // before it loads a whole state, pages are coded with the mean key from before, so that they come
+  // out the same again.
+  void MarkRestored(std::uint32_t layer, std::uint32_t stream,
+                    std::span<const std::uint32_t> cells);
 
   // One job per stream; `pages` of each is set here, whatever it says.
   struct StreamJob {
     std::uint32_t stream = 0;
     attention::Job job;
   };
-  Status Attend(std::uint32_t layer, std::span<const StreamJob> jobs, const attention::Params& params,
-                Executor& executor);
+  Status Attend(std::uint32_t layer, std::span<const StreamJob> jobs,
+                const attention::Params& params, Executor& executor);
 
-  // Seals what is due, and compacts where rows died; call when the writers of the last rows have attended.
+  // Seals what is due, and compacts where rows died; call when the writers of the last rows have
+  // attended.
   Status Maintain(std::uint32_t layer, Executor& executor);
 
-  // Context shift without loss (RoFormer, arXiv:2104.09864: turning a key by a number of positions and
-  // dotting it with q is dotting the stored key with q turned back). Cell c of the layer, all streams
-  // in a row, has moved by delta[c] positions; coded keys are not touched. `angles` fills [pairs]
-  // (cos, sin) for a number of positions. Unsupported if the layer's keys turn in another way than
-  // before.
+  // Context shift without loss (RoFormer, arXiv:2104.09864: turning a key by a number of positions
+  // and dotting it with q is dotting the stored key with q turned back). Cell c of the layer, all
+  // streams in a row, has moved by delta[c] positions; coded keys are not touched. `angles` fills
+  // [pairs] (cos, sin) for a number of positions. Unsupported if the layer's keys turn in another
+  // way than before.
   using Angles = std::function<Status(std::int32_t shift, std::span<float> cos_sin)>;
   Status ShiftK(std::uint32_t layer, std::span<const std::int32_t> delta, const TurnShape& turn,
                 const Angles& angles);
@@ -114,8 +118,8 @@ class Cache {
   Status ReplaceK(std::uint32_t layer, std::uint32_t stream, std::span<const std::uint32_t> cells,
                   const half_t* rows);
 
-  // Replaces one side of stream `to` by that of `from`. K then V of the same pair copies the pages as
-  // they are; a lone side goes through its rows.
+  // Replaces one side of stream `to` by that of `from`. K then V of the same pair copies the pages
+  // as they are; a lone side goes through its rows.
   Status CopySide(std::uint32_t layer, codec::Side side, std::uint32_t from, std::uint32_t to);
 
   void Clear();

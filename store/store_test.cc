@@ -43,7 +43,8 @@ double Nmse(const std::vector<half_t>& x, const std::vector<half_t>& truth) {
 
 class CacheTest : public ::testing::Test {
  protected:
-  void Make(const char* type, Options options = {}, std::uint32_t streams = 1, std::uint32_t cells = 4096) {
+  void Make(const char* type, Options options = {}, std::uint32_t streams = 1,
+            std::uint32_t cells = 4096) {
     cache = std::make_unique<Cache>(options, streams, cells);
     ASSERT_TRUE(cache->AddLayer(0, kEmbd, kEmbd, Type(type)).ok());
     ASSERT_TRUE(cache->SetHeads(0, kHeads).ok());
@@ -210,11 +211,13 @@ TEST_F(CacheTest, BytesAreWhatTheFormatsSay) {
   double all = b.allocator_slack + b.shared_index;
   for (const LayerBytes& l : b.layers) {
     const StreamBytes& s = l.sum;
-    const double bits = (s.coded[0] + s.coded[1] + s.scales[0] + s.scales[1]) * 8.0 / kRows / kEmbd / 2;
+    const double bits =
+        (s.coded[0] + s.coded[1] + s.scales[0] + s.scales[1]) * 8.0 / kRows / kEmbd / 2;
     EXPECT_NEAR(bits, 4.19 * (kRows - 64) / kRows, 0.02);
     EXPECT_EQ(s.n_sealed, 127u);
     EXPECT_EQ(s.open[0], (64 + 4) * kEmbd * 2u);
-    all += s.coded[0] + s.coded[1] + s.scales[0] + s.scales[1] + s.open[0] + s.open[1] + s.slack + s.index;
+    all += s.coded[0] + s.coded[1] + s.scales[0] + s.scales[1] + s.open[0] + s.open[1] + s.slack +
+           s.index;
   }
   const double bits = all * 8 / kRows / kEmbd / 2 / kLayers;
   EXPECT_LT(bits, 16 / 3.6);
@@ -339,8 +342,8 @@ std::vector<half_t> Turned(std::vector<half_t> row, std::int32_t shift, const Tu
   return row;
 }
 
-// Shifts among writes, overwrites of either side, copies of streams and sealing: a row is always its
-// last key turned by the shifts since.
+// Shifts among writes, overwrites of either side, copies of streams and sealing: a row is always
+// its last key turned by the shifts since.
 TEST_F(CacheTest, ShiftsAreOfRowsWhateverHappensToThem) {
   const TurnShape turn{8, 24, true};
   Make("f16", {16, 4, 32}, 2, 512);
@@ -354,7 +357,8 @@ TEST_F(CacheTest, ShiftsAreOfRowsWhateverHappensToThem) {
         if (rng() % 4 != 0) break;
         const std::uint32_t end = static_cast<std::uint32_t>(rng() % 300);
         cache->DropFrom(0, stream, end);
-        std::erase_if(shift, [&](const auto& s) { return s.first / 512 == stream && s.first % 512 >= end; });
+        std::erase_if(
+            shift, [&](const auto& s) { return s.first / 512 == stream && s.first % 512 >= end; });
         break;
       }
       case 0: {
@@ -380,7 +384,8 @@ TEST_F(CacheTest, ShiftsAreOfRowsWhateverHappensToThem) {
         }
         break;
       default:
-        for (std::uint64_t c = cell; c < std::min<std::uint64_t>(cell + 20, cell / 512 * 512 + 300); ++c) {
+        for (std::uint64_t c = cell; c < std::min<std::uint64_t>(cell + 20, cell / 512 * 512 + 300);
+             ++c) {
           Put(c);
           shift[c] = 0;
         }
@@ -424,8 +429,8 @@ TEST_F(CacheTest, ShiftsDoNotTouchCodedKeys) {
   EXPECT_EQ(cache->ShiftK(0, delta, TurnShape{0, 16, false}, TestAngles).code(), Code::kOk);
 }
 
-// Each row moves by its own number of positions, as seq_div does: pages of many shifts are coded again,
-// so that attention does not pass over them once for each.
+// Each row moves by its own number of positions, as seq_div does: pages of many shifts are coded
+// again, so that attention does not pass over them once for each.
 TEST_F(CacheTest, PagesOfManyShiftsAreSettled) {
   const TurnShape turn{0, 32, true};
   Make("k8v8", {64, 0, 64}, 1, 1024);

@@ -29,7 +29,8 @@ constexpr std::size_t kMaxTurnsOfPage = 4;
 
 }  // namespace
 
-// --- pages -------------------------------------------------------------------------------------------
+// --- pages
+// -------------------------------------------------------------------------------------------
 
 void Stream::AppendViews(std::vector<attention::Page>& views, std::deque<RowMask>& masks) const {
   const std::size_t first = views.size();
@@ -71,8 +72,9 @@ void Stream::AppendViews(std::vector<attention::Page>& views, std::deque<RowMask
   }
   // Pages of one turn together: the query is turned once for them.
   if (turned)
-    std::stable_sort(views.begin() + static_cast<std::ptrdiff_t>(first), views.end(),
-                     [](const attention::Page& a, const attention::Page& b) { return a.turn < b.turn; });
+    std::stable_sort(
+        views.begin() + static_cast<std::ptrdiff_t>(first), views.end(),
+        [](const attention::Page& a, const attention::Page& b) { return a.turn < b.turn; });
 }
 
 Result<std::uint32_t> Stream::NewPage(std::uint32_t capacity, bool pinned) {
@@ -149,7 +151,8 @@ Status Stream::EnsureF16(Page& p, Side side, std::uint32_t row) {
   if (b.data != nullptr && b.coding != Coding::kF16) return Status::Ok();
   const std::size_t row_bytes = shape_.n_embd(side) * sizeof(half_t);
   if ((row + 1) * row_bytes <= b.bytes) return Status::Ok();
-  // Doubling from 16 rows: an open page of every layer is there all the time, and its empty half counts.
+  // Doubling from 16 rows: an open page of every layer is there all the time, and its empty half
+  // counts.
   std::uint32_t rows = std::min<std::uint32_t>(kFirstRows, p.capacity);
   while (rows <= row) rows = std::min<std::uint32_t>(rows * 2, p.capacity);
   const std::size_t bytes = rows * row_bytes;
@@ -184,7 +187,8 @@ bool Stream::SideComplete(const Page& p, Side side) const {
   return b.coding != Coding::kF16 || b.written->contains(p.live);
 }
 
-// --- rows --------------------------------------------------------------------------------------------
+// --- rows
+// --------------------------------------------------------------------------------------------
 
 bool Stream::Find(std::uint32_t cell, Where& where) const {
   const std::uint32_t id = index_.Find(cell);
@@ -224,7 +228,8 @@ void Stream::PopDead() {
     for (Side side : {Side::kK, Side::kV}) {
       Block& b = p.side(side);
       if (b.data == nullptr) continue;
-      std::memset(page::F16Row(b, shape_.n_embd(side), p.rows), 0, shape_.n_embd(side) * sizeof(half_t));
+      std::memset(page::F16Row(b, shape_.n_embd(side), p.rows), 0,
+                  shape_.n_embd(side) * sizeof(half_t));
       b.written->reset(p.rows);
     }
   }
@@ -408,7 +413,8 @@ void Stream::ReadRow(const Page& p, Side side, std::uint32_t row, half_t* out) c
 bool Stream::Read(Side side, std::uint32_t cell, half_t* row) const {
   Where at;
   const bool found = Find(cell, at);
-  if (!found || !Written(*pages_[at.page], side, at.row) || (side == Side::kK && ZeroPending(cell))) {
+  if (!found || !Written(*pages_[at.page], side, at.row) ||
+      (side == Side::kK && ZeroPending(cell))) {
     std::memset(row, 0, shape_.n_embd(side) * sizeof(half_t));
     return found && (pages_[at.page]->zero || Written(*pages_[at.page], side, at.row));
   }
@@ -417,7 +423,8 @@ bool Stream::Read(Side side, std::uint32_t cell, half_t* row) const {
   return true;
 }
 
-// --- shifts ------------------------------------------------------------------------------------------
+// --- shifts
+// ------------------------------------------------------------------------------------------
 
 void Stream::TurnRow(std::int32_t shift, half_t* row) const {
   if (shift == 0) return;
@@ -470,7 +477,8 @@ Status Stream::SetShift(Page& p, std::uint32_t row, std::int32_t shift) {
   return Status::Ok();
 }
 
-std::int32_t Stream::DeltaOf(const Page& p, std::uint32_t row, std::span<const std::int32_t> delta) const {
+std::int32_t Stream::DeltaOf(const Page& p, std::uint32_t row,
+                             std::span<const std::int32_t> delta) const {
   const std::uint32_t cell = p.cell(row);
   return cell < delta.size() && Written(p, Side::kK, row) ? delta[cell] : 0;
 }
@@ -503,7 +511,8 @@ Status Stream::ShiftK(std::span<const std::int32_t> delta) {
   return Status::Ok();
 }
 
-void Stream::AppendShifts(std::span<const std::int32_t> delta, std::vector<std::int32_t>& shifts) const {
+void Stream::AppendShifts(std::span<const std::int32_t> delta,
+                          std::vector<std::int32_t>& shifts) const {
   for (const auto& p : pages_) {
     if (p == nullptr) continue;
     const std::size_t first = shifts.size();
@@ -532,10 +541,12 @@ Status Stream::SettleShifts() {
     }
   }
   if (settle.empty()) return Status::Ok();
-  return RewriteK([&](std::uint32_t cell, half_t*) { return cell < settle.size() && settle[cell]; });
+  return RewriteK(
+      [&](std::uint32_t cell, half_t*) { return cell < settle.size() && settle[cell]; });
 }
 
-// --- sinks -------------------------------------------------------------------------------------------
+// --- sinks
+// -------------------------------------------------------------------------------------------
 
 void Stream::MarkSink(std::uint32_t cell) {
   if (shape_.n_sink == 0) return;
@@ -587,7 +598,8 @@ Status Stream::MovePinned(std::uint32_t id) {
   return Status::Ok();
 }
 
-// --- sealing -----------------------------------------------------------------------------------------
+// --- sealing
+// -----------------------------------------------------------------------------------------
 
 Status Stream::CollectSeals(std::vector<SealTask>& tasks) {
   if (shape_.n_head_kv == 0) return Status::Ok();
@@ -616,8 +628,8 @@ Status Stream::CollectSeals(std::vector<SealTask>& tasks) {
     }
     // A format of f16 has nothing to encode: the page is as final as it gets.
     const bool k_done = shape_.k_coding == Coding::kF16 && SideComplete(p, Side::kK);
-    const bool v_done = shape_.n_embd_v == 0 ||
-                        (shape_.v_coding == Coding::kF16 && SideComplete(p, Side::kV));
+    const bool v_done =
+        shape_.n_embd_v == 0 || (shape_.v_coding == Coding::kF16 && SideComplete(p, Side::kV));
     if (k_done && v_done) {
       p.state = State::kSealed;
       std::erase(unsealed_, id);
@@ -682,8 +694,8 @@ Status Stream::RecodeK(Page& p, const std::vector<half_t>& rows) {
   if (p.k.coding == Coding::kF16) {
     for (std::uint32_t r = 0; r < p.rows; ++r) {
       if (!p.live.test(r) || !Written(p, Side::kK, r)) continue;
-      std::memcpy(page::F16Row(p.k, shape_.n_embd_k, r), rows.data() + std::size_t{r} * shape_.n_embd_k,
-                  shape_.n_embd_k * sizeof(half_t));
+      std::memcpy(page::F16Row(p.k, shape_.n_embd_k, r),
+                  rows.data() + std::size_t{r} * shape_.n_embd_k, shape_.n_embd_k * sizeof(half_t));
     }
     FreeShifts(p);
     p.shift = 0;
@@ -695,8 +707,8 @@ Status Stream::RecodeK(Page& p, const std::vector<half_t>& rows) {
   if (coded == nullptr) return NoMemory(p.k.bytes);
   for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h) {
     const float* mean = shape_.k_mean.empty() ? nullptr : shape_.k_mean.data() + h * shape.dim;
-    codec::EncodeK(p.k.coding, shape, {rows.data() + h * shape.dim, shape_.n_embd_k, p.live.word}, mean,
-                   coded + h * head_bytes);
+    codec::EncodeK(p.k.coding, shape, {rows.data() + h * shape.dim, shape_.n_embd_k, p.live.word},
+                   mean, coded + h * head_bytes);
   }
   alloc_.Free(p.k.data, p.k.bytes);
   p.k.data = coded;
@@ -705,7 +717,8 @@ Status Stream::RecodeK(Page& p, const std::vector<half_t>& rows) {
   return Status::Ok();
 }
 
-// --- compaction --------------------------------------------------------------------------------------
+// --- compaction
+// --------------------------------------------------------------------------------------
 
 Status Stream::Compact() {
   if (!died_) return Status::Ok();
@@ -773,7 +786,8 @@ Status Stream::CompactInto(std::uint32_t a, std::uint32_t b) {
   return Status::Ok();
 }
 
-// --- copies and accounts -----------------------------------------------------------------------------
+// --- copies and accounts
+// -----------------------------------------------------------------------------
 
 void Stream::CopyFrom(const Stream& other, Status& status) {
   Clear();
@@ -880,8 +894,9 @@ StreamBytes Stream::bytes() const {
       out.index += b.written != nullptr ? sizeof(RowMask) : 0;
     }
   }
-  out.index += index_.bytes() + zero_k_.capacity() / 8 + pages_.capacity() * sizeof(void*) +
-               (free_.capacity() + unsealed_.capacity() + sinks_.capacity()) * sizeof(std::uint32_t);
+  out.index +=
+      index_.bytes() + zero_k_.capacity() / 8 + pages_.capacity() * sizeof(void*) +
+      (free_.capacity() + unsealed_.capacity() + sinks_.capacity()) * sizeof(std::uint32_t);
   return out;
 }
 

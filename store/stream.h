@@ -1,9 +1,10 @@
-// The rows of one layer and one stream of the host's cache: pages in order of writing, found by cell.
+// The rows of one layer and one stream of the host's cache: pages in order of writing, found by
+// cell.
 //
 // A row is written in two halves, K and V, in any order. Writing a half again replaces it: in place
-// while that side of the row is still f16, else as a new row that takes the other half along, and the
-// old row dies. Sealing is the caller's decision (Maintain), made after the writers have attended.
-// Nothing here is thread-safe; Cache serialises.
+// while that side of the row is still f16, else as a new row that takes the other half along, and
+// the old row dies. Sealing is the caller's decision (Maintain), made after the writers have
+// attended. Nothing here is thread-safe; Cache serialises.
 #pragma once
 
 #include <deque>
@@ -31,17 +32,18 @@ struct TurnShape {
 // What all streams of a layer share.
 struct LayerShape {
   std::uint32_t n_embd_k = 0, n_embd_v = 0;  // whole rows; n_embd_v 0: a layer without V
-  std::uint32_t v_in_k = 0;                  // then the first so many channels of a key are its value
-  std::uint32_t n_head_kv = 0;               // 0: not known yet, rows stay f16
+  std::uint32_t v_in_k = 0;     // then the first so many channels of a key are its value
+  std::uint32_t n_head_kv = 0;  // 0: not known yet, rows stay f16
   std::uint32_t page_size = 64;
   std::uint32_t n_sink = 4;
   std::uint32_t residual_length = 64;
-  codec::Format k, v;                        // resolved for the head sizes once those are known
+  codec::Format k, v;  // resolved for the head sizes once those are known
   codec::Coding k_coding = codec::Coding::kF16, v_coding = codec::Coding::kF16;
-  std::vector<float> k_mean;                 // [n_embd_k], empty until the first page is sealed
-  std::vector<float> k_mean_before;          // that of what Clear took away
+  std::vector<float> k_mean;         // [n_embd_k], empty until the first page is sealed
+  std::vector<float> k_mean_before;  // that of what Clear took away
   TurnShape turn;
-  std::map<std::int32_t, std::vector<float>> turns;  // of each shift in use: [turn.pairs] (cos, sin)
+  std::map<std::int32_t, std::vector<float>>
+      turns;  // of each shift in use: [turn.pairs] (cos, sin)
 
   std::uint32_t n_embd(codec::Side s) const { return s == codec::Side::kK ? n_embd_k : n_embd_v; }
   std::uint32_t dim(codec::Side s) const { return n_embd(s) / n_head_kv; }
@@ -67,10 +69,12 @@ class Stream {
 
   // One row's half as f16 [n_embd].
   Status Write(codec::Side side, std::uint32_t cell, const half_t* row);
-  // As Write, but the row is filled in by the caller: the returned [n_embd] halves are the row's place.
+  // As Write, but the row is filled in by the caller: the returned [n_embd] halves are the row's
+  // place.
   Result<half_t*> Place(codec::Side side, std::uint32_t cell);
-  // Zeros over one half of a row that exists. A row of which both halves went that way keeps no bytes
-  // (it is still attended, as a row of zeros): so does the host give up what it failed to restore.
+  // Zeros over one half of a row that exists. A row of which both halves went that way keeps no
+  // bytes (it is still attended, as a row of zeros): so does the host give up what it failed to
+  // restore.
   Status WriteZero(codec::Side side, std::uint32_t cell);
   // Halves zeroed of rows whose other half is not: written at last. Before attention.
   Status FlushZeros();
@@ -89,7 +93,8 @@ class Stream {
     codec::Side side;
     std::uint8_t* coded;  // to be filled, all heads
   };
-  // Appends what is due (full, out of the recent window, all rows written); sinks are moved out first.
+  // Appends what is due (full, out of the recent window, all rows written); sinks are moved out
+  // first.
   Status CollectSeals(std::vector<SealTask>& tasks);
   // The encoding itself: may run on any thread, tasks and heads in any order.
   void EncodeHead(const SealTask& task, std::uint32_t head) const;
@@ -101,24 +106,24 @@ class Stream {
   // Merges sealed pages that are mostly dead, two at a time, if rows died since the last time.
   Status Compact();
 
-  // Notes that the key of cell c has moved by delta[c] positions. Nothing is turned, but a page of more
-  // than kMaxTurnsOfPage distinct shifts: those it would cost attention a pass each.
+  // Notes that the key of cell c has moved by delta[c] positions. Nothing is turned, but a page of
+  // more than kMaxTurnsOfPage distinct shifts: those it would cost attention a pass each.
   Status ShiftK(std::span<const std::int32_t> delta);
   // Shifts in use once ShiftK(delta) is done, each once or more.
   void AppendShifts(std::span<const std::int32_t> delta, std::vector<std::int32_t>& shifts) const;
   // Pages of too many shifts are turned for good; needs LayerShape::turns.
   Status SettleShifts();
 
-  // Every live row with a K: fn(cell, f16 row as Read gives it) may change the row and returns whether it
-  // did. Pages with changes are turned and, if sealed, coded again.
+  // Every live row with a K: fn(cell, f16 row as Read gives it) may change the row and returns
+  // whether it did. Pages with changes are turned and, if sealed, coded again.
   template <class F>
   Status RewriteK(F&& fn);
 
   void Clear();
   void CopyFrom(const Stream& other, Status& status);
 
-  // Appends every page as attention sees it, a page of several shifts once for each; valid until the
-  // stream changes. `masks` keeps the rows of those.
+  // Appends every page as attention sees it, a page of several shifts once for each; valid until
+  // the stream changes. `masks` keeps the rows of those.
   void AppendViews(std::vector<attention::Page>& views, std::deque<page::RowMask>& masks) const;
   StreamBytes bytes() const;
 
@@ -135,8 +140,8 @@ class Stream {
   void PopDead();
   bool ZeroPending(std::uint32_t cell) const { return cell < zero_k_.size() && zero_k_[cell]; }
   Status NoteCell(page::Page& p, std::uint32_t row, std::uint32_t cell);
-  // Room up to row `row` on a side that is f16 (or not there yet), zeroed where it is new. A side that is
-  // there always covers all rows of its page: attention reads them without asking.
+  // Room up to row `row` on a side that is f16 (or not there yet), zeroed where it is new. A side
+  // that is there always covers all rows of its page: attention reads them without asking.
   Status EnsureF16(page::Page& p, codec::Side side, std::uint32_t row);
   void Kill(Where where);
   void FreePage(std::uint32_t id);
@@ -147,7 +152,8 @@ class Stream {
   // Turns a stored key by what is still due.
   void TurnRow(std::int32_t shift, half_t* row) const;
   // What a shift by `delta` (by cell) means for a row.
-  std::int32_t DeltaOf(const page::Page& p, std::uint32_t row, std::span<const std::int32_t> delta) const;
+  std::int32_t DeltaOf(const page::Page& p, std::uint32_t row,
+                       std::span<const std::int32_t> delta) const;
   Status SetShift(page::Page& p, std::uint32_t row, std::int32_t shift);
   void FreeShifts(page::Page& p);
   // Back to one number where all rows agree.
@@ -162,17 +168,17 @@ class Stream {
   page::Allocator& alloc_;
   std::vector<std::unique_ptr<page::Page>> pages_;  // by number; null: free
   std::vector<std::uint32_t> free_;
-  std::vector<std::uint32_t> unsealed_;             // full pages not sealed yet, oldest first
-  std::vector<std::uint32_t> sinks_;                // cells, ascending
+  std::vector<std::uint32_t> unsealed_;  // full pages not sealed yet, oldest first
+  std::vector<std::uint32_t> sinks_;     // cells, ascending
   page::CellIndex index_;
   std::uint32_t open_ = page::CellIndex::kNone;
-  std::uint32_t pinned_ = page::CellIndex::kNone;   // pinned page that still has room
-  std::uint32_t zero_ = page::CellIndex::kNone;     // page of zero rows that still has room
-  std::uint32_t cells_end_ = 0;                     // no live row's cell is beyond
-  bool died_ = false;                               // rows of sealed pages died since Compact
-  std::vector<bool> zero_k_;                        // by cell: K is to be zeros, V still is not
+  std::uint32_t pinned_ = page::CellIndex::kNone;  // pinned page that still has room
+  std::uint32_t zero_ = page::CellIndex::kNone;    // page of zero rows that still has room
+  std::uint32_t cells_end_ = 0;                    // no live row's cell is beyond
+  bool died_ = false;                              // rows of sealed pages died since Compact
+  std::vector<bool> zero_k_;                       // by cell: K is to be zeros, V still is not
   std::uint32_t n_zero_k_ = 0;
-  bool empty_ = true;                               // nothing written since Clear: next rows are sinks
+  bool empty_ = true;  // nothing written since Clear: next rows are sinks
   std::uint32_t n_first_ = 0;
 };
 

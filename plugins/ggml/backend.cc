@@ -28,7 +28,8 @@ extern "C" void ggml_log_internal(enum ggml_log_level level, const char* format,
 namespace kvtamp::ggml_plugin {
 namespace {
 
-// --- settings and log --------------------------------------------------------------------------------
+// --- settings and log
+// --------------------------------------------------------------------------------
 
 std::mutex g_mutex;
 std::shared_ptr<const control::Settings> g_settings;
@@ -58,10 +59,11 @@ bool LoadInto(std::shared_ptr<const control::Settings>& out, std::string& why) {
   return true;
 }
 
-// --- memory the device reports -----------------------------------------------------------------------
+// --- memory the device reports
+// -----------------------------------------------------------------------
 
-// The host fits contexts by comparing uncompressed sizes with this, so memory is shown as what it holds
-// once compressed. Rounded down: f16 rows and overhead come on top of the codes.
+// The host fits contexts by comparing uncompressed sizes with this, so memory is shown as what it
+// holds once compressed. Rounded down: f16 rows and overhead come on top of the codes.
 std::size_t SystemBytes(const char* key) {
   std::ifstream in("/proc/meminfo");
   std::string name;
@@ -84,7 +86,8 @@ double ExpectedFactor() {
   return std::max(1.0, 0.9 * 16.0 / mean);
 }
 
-// --- backend -----------------------------------------------------------------------------------------
+// --- backend
+// -----------------------------------------------------------------------------------------
 
 Backend* Of(ggml_backend_t b) { return static_cast<Backend*>(b->context); }
 
@@ -118,7 +121,8 @@ ggml_guid_t Guid() {
   return &guid;
 }
 
-// --- buffer type -------------------------------------------------------------------------------------
+// --- buffer type
+// -------------------------------------------------------------------------------------
 
 // By name: the versions of ggml differ in what members this structure has. Those left out are null.
 const ggml_backend_buffer_type_i kBufferTypeInterface = [] {
@@ -127,14 +131,16 @@ const ggml_backend_buffer_type_i kBufferTypeInterface = [] {
   i.alloc_buffer = [](ggml_backend_buffer_type_t buft, std::size_t size) {
     return Buffer::Alloc(buft, size);
   };
-  // As the host's own type, and no more: when it keeps a sequence on the device, it sizes its buffer by
-  // the tensors alone and aborts where the padding between more but shorter tensors does not fit.
+  // As the host's own type, and no more: when it keeps a sequence on the device, it sizes its
+  // buffer by the tensors alone and aborts where the padding between more but shorter tensors does
+  // not fit.
   i.get_alignment = [](ggml_backend_buffer_type_t) { return std::size_t{32}; };
   i.is_host = nullptr;  // else the host would put weights here
   return i;
 }();
 
-// --- device ------------------------------------------------------------------------------------------
+// --- device
+// ------------------------------------------------------------------------------------------
 
 void GetMemory(ggml_backend_dev_t, std::size_t* free, std::size_t* total) {
   const double factor = ExpectedFactor();
@@ -173,7 +179,8 @@ const ggml_backend_device_i kDeviceInterface = {
     /* .get_buffer_type      = */ [](ggml_backend_dev_t) { return BufferType(); },
     /* .get_host_buffer_type = */ nullptr,
     /* .buffer_from_host_ptr = */ nullptr,
-    /* .supports_op          = */ [](ggml_backend_dev_t, const ggml_tensor* op) { return SupportsOp(op); },
+    /* .supports_op          = */
+    [](ggml_backend_dev_t, const ggml_tensor* op) { return SupportsOp(op); },
     /* .supports_buft        = */
     [](ggml_backend_dev_t, ggml_backend_buffer_type_t buft) {
       return buft == BufferType() || ggml_backend_buft_is_host(buft);
@@ -184,7 +191,8 @@ const ggml_backend_device_i kDeviceInterface = {
     /* .event_synchronize    = */ nullptr,
 };
 
-// --- registration ------------------------------------------------------------------------------------
+// --- registration
+// ------------------------------------------------------------------------------------
 
 ggml_backend_device* Device();
 
@@ -202,13 +210,15 @@ void* ProcAddress(ggml_backend_reg_t, const char* name) {
     return reinterpret_cast<void*>(fn);
   }
   if (std::strcmp(name, "ggml_backend_set_abort_callback") == 0) {
-    ggml_backend_set_abort_callback_t fn = [](ggml_backend_t b, ggml_abort_callback cb, void* data) {
+    ggml_backend_set_abort_callback_t fn = [](ggml_backend_t b, ggml_abort_callback cb,
+                                              void* data) {
       Of(b)->abort_callback = cb;
       Of(b)->abort_data = data;
     };
     return reinterpret_cast<void*>(fn);
   }
-  if (std::strcmp(name, "ggml_backend_get_features") == 0) return reinterpret_cast<void*>(&Features);
+  if (std::strcmp(name, "ggml_backend_get_features") == 0)
+    return reinterpret_cast<void*>(&Features);
   if (std::strcmp(name, "kvtamp_stats_json") == 0) return reinterpret_cast<void*>(&StatsJsonNow);
   return nullptr;
 }
@@ -220,7 +230,9 @@ ggml_backend_reg* Registry() {
           /* .get_name         = */ [](ggml_backend_reg_t) { return kDeviceName; },
           /* .get_device_count = */ [](ggml_backend_reg_t) { return std::size_t{1}; },
           /* .get_device       = */
-          [](ggml_backend_reg_t, std::size_t i) -> ggml_backend_dev_t { return i == 0 ? Device() : nullptr; },
+          [](ggml_backend_reg_t, std::size_t i) -> ggml_backend_dev_t {
+            return i == 0 ? Device() : nullptr;
+          },
           /* .get_proc_address = */ ProcAddress,
       },
       nullptr};
@@ -255,8 +267,8 @@ ggml_backend_buffer_type_t BufferType() {
   return &type;
 }
 
-// True when this process had no ggml library before us. Then the program has a ggml of its own inside its
-// binary, and we are linked to a second one that nobody uses.
+// True when this process had no ggml library before us. Then the program has a ggml of its own
+// inside its binary, and we are linked to a second one that nobody uses.
 bool GgmlCameWithUs() {
   Dl_info info;
   void *us = nullptr, *ggml = nullptr;
@@ -268,18 +280,19 @@ bool GgmlCameWithUs() {
   return m != nullptr;
 }
 
-// Not through the host's log: the host may be about to exit for want of our device, and exit() does not
-// wait for the thread that writes the log.
+// Not through the host's log: the host may be about to exit for want of our device, and exit() does
+// not wait for the thread that writes the log.
 bool Refuse(const std::string& why) {
   std::fprintf(stderr, "kvtamp: %s\n", why.c_str());
   return false;
 }
 
-// rpc-server offers what it finds instead of the CPU, and for its clients a device must compute whole
-// models. It ends the process at the first op that one of its devices cannot.
+// rpc-server offers what it finds instead of the CPU, and for its clients a device must compute
+// whole models. It ends the process at the first op that one of its devices cannot.
 bool InRpcServer() {
   std::error_code error;
-  const std::string name = std::filesystem::read_symlink("/proc/self/exe", error).filename().string();
+  const std::string name =
+      std::filesystem::read_symlink("/proc/self/exe", error).filename().string();
   return name.ends_with("rpc-server");
 }
 
@@ -288,12 +301,14 @@ ggml_backend_reg_t Register() {
   static const bool ok = [] {
     SetLogCallback(HostLog, nullptr);
     if (GgmlCameWithUs()) {
-      return Refuse("this program has ggml inside its own binary, which no plug-in can join; build "
-                    "llama.cpp with shared libraries (-DBUILD_SHARED_LIBS=ON)");
+      return Refuse(
+          "this program has ggml inside its own binary, which no plug-in can join; build "
+          "llama.cpp with shared libraries (-DBUILD_SHARED_LIBS=ON)");
     }
     if (InRpcServer()) {
-      return Refuse("an RPC server computes whole models, and this device holds a cache only: the server "
-                    "goes on without it; unset GGML_BACKEND_PATH there, and use kvtamp at the client");
+      return Refuse(
+          "an RPC server computes whole models, and this device holds a cache only: the server "
+          "goes on without it; unset GGML_BACKEND_PATH there, and use kvtamp at the client");
     }
     std::string note, why;
     if (Status s = CheckHostAbi(note); !s.ok()) return Refuse(s.message());

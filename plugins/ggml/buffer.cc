@@ -36,7 +36,8 @@ bool ParseKvName(std::string_view name, Side& side, std::uint32_t& layer) {
 
 }  // namespace
 
-// --- life --------------------------------------------------------------------------------------------
+// --- life
+// --------------------------------------------------------------------------------------------
 
 Buffer* Buffer::From(ggml_backend_buffer_t buffer) { return static_cast<Buffer*>(buffer->context); }
 
@@ -54,14 +55,16 @@ bool Buffer::Commit(const void* p, std::size_t size) {
   const std::size_t first = offset / os_page * os_page;
   const std::size_t last = std::min(size_, (offset + size + os_page - 1) / os_page * os_page);
   if (mprotect(base_ + first, last - first, PROT_READ | PROT_WRITE) != 0) {
-    Log(LogLevel::kError, "no memory for " + control::BytesText(last - first) + " of plain tensors");
+    Log(LogLevel::kError,
+        "no memory for " + control::BytesText(last - first) + " of plain tensors");
     return false;
   }
   if (first == 0 && last >= size_) all_committed_ = true;
   return true;
 }
 
-// --- what is in it -----------------------------------------------------------------------------------
+// --- what is in it
+// -----------------------------------------------------------------------------------
 
 void Buffer::RegisterKv(const ggml_tensor* t, std::uint32_t layer, Side side) {
   auto kv = std::make_unique<KvTensor>();
@@ -134,8 +137,8 @@ bool Buffer::EnsureStored(const KvTensor& t) {
     MakePlain(t, "layers of one buffer differ in cells");
     return false;
   }
-  Status s = cache_->AddLayer(t.layer, l.k->n_embd, l.v ? l.v->n_embd : 0,
-                              settings->TypeOfLayer(t.layer));
+  Status s =
+      cache_->AddLayer(t.layer, l.k->n_embd, l.v ? l.v->n_embd : 0, settings->TypeOfLayer(t.layer));
   if (!s.ok()) {
     MakePlain(t, s.message());
     return false;
@@ -174,7 +177,8 @@ void Buffer::MakeAllPlain(const std::string& why) {
   for (auto& [id, l] : layers_) MakePlain(l.k ? *l.k : *l.v, why);
 }
 
-// --- byte ranges -------------------------------------------------------------------------------------
+// --- byte ranges
+// -------------------------------------------------------------------------------------
 
 template <class F>
 void Buffer::ForRows(const KvTensor& t, const void* address, std::size_t size, F&& fn) {
@@ -201,26 +205,27 @@ void Buffer::Patch(const KvTensor& t, const void* address, const std::uint8_t* d
   }
   std::vector<half_t> row(t.n_embd);
   Status failed;
-  ForRows(t, address, size, [&](std::uint64_t cell, std::size_t in_row, std::size_t at, std::size_t n) {
-    if (!failed.ok()) return;
-    cache_->Read(t.layer, t.side, cell, row.data());
-    auto* bytes = reinterpret_cast<std::uint8_t*>(row.data());
-    if (data != nullptr) {
-      std::memcpy(bytes + in_row, data + at, n);
-    } else {
-      std::memset(bytes + in_row, value, n);
-    }
-    // A row that was never written reads as zeros already.
-    const bool zero = std::all_of(row.begin(), row.end(), [](half_t h) { return h == 0; });
-    failed = zero ? cache_->WriteZero(t.layer, t.side, cell)
-                  : cache_->Write(t.layer, t.side, std::span(&cell, 1), row.data(), t.n_embd);
-  });
+  ForRows(
+      t, address, size, [&](std::uint64_t cell, std::size_t in_row, std::size_t at, std::size_t n) {
+        if (!failed.ok()) return;
+        cache_->Read(t.layer, t.side, cell, row.data());
+        auto* bytes = reinterpret_cast<std::uint8_t*>(row.data());
+        if (data != nullptr) {
+          std::memcpy(bytes + in_row, data + at, n);
+        } else {
+          std::memset(bytes + in_row, value, n);
+        }
+        // A row that was never written reads as zeros already.
+        const bool zero = std::all_of(row.begin(), row.end(), [](half_t h) { return h == 0; });
+        failed = zero ? cache_->WriteZero(t.layer, t.side, cell)
+                      : cache_->Write(t.layer, t.side, std::span(&cell, 1), row.data(), t.n_embd);
+      });
   layer(t).wrote = true;
   if (!failed.ok()) Log(LogLevel::kError, failed.message() + ": rows of " + t.name + " were lost");
 }
 
-// A restored sequence comes in runs of rows, from its first token on. The query that shows the sinks of
-// others, one that sees few cells, never comes for it.
+// A restored sequence comes in runs of rows, from its first token on. The query that shows the
+// sinks of others, one that sees few cells, never comes for it.
 void Buffer::MarkRestored(const KvTensor& t, const void* address, std::size_t size) {
   const auto settings = CurrentSettings();
   const std::size_t offset = static_cast<std::size_t>(Bytes(address) - t.base);
@@ -242,7 +247,8 @@ void Buffer::Set(const void* address, const void* data, std::size_t size) {
     Status s = layer(*t).in_store && size >= t->row_bytes() * CurrentSettings()->page_size
                    ? cache_->Maintain(t->layer, executor)
                    : Status::Ok();
-    if (!s.ok()) Log(LogLevel::kWarn, s.message() + ": a restored state stays uncompressed for now");
+    if (!s.ok())
+      Log(LogLevel::kWarn, s.message() + ": a restored state stays uncompressed for now");
   } else if (Commit(address, size)) {
     std::memcpy(const_cast<void*>(address), data, size);
   }
@@ -269,14 +275,15 @@ void Buffer::Get(const void* address, void* data, std::size_t size) {
   }
   std::vector<half_t> row(t->n_embd);
   auto* out = static_cast<std::uint8_t*>(data);
-  ForRows(*t, address, size, [&](std::uint64_t cell, std::size_t in_row, std::size_t at, std::size_t n) {
-    cache_->Read(t->layer, t->side, cell, row.data());
-    std::memcpy(out + at, Bytes(row.data()) + in_row, n);
-  });
+  ForRows(*t, address, size,
+          [&](std::uint64_t cell, std::size_t in_row, std::size_t at, std::size_t n) {
+            cache_->Read(t->layer, t->side, cell, row.data());
+            std::memcpy(out + at, Bytes(row.data()) + in_row, n);
+          });
 }
 
-// Whole stream to whole stream of the same tensor stays coded; everything else goes through the host's
-// read and write.
+// Whole stream to whole stream of the same tensor stays coded; everything else goes through the
+// host's read and write.
 bool Buffer::Copy(const ggml_tensor* src, ggml_tensor* dst) {
   if (!IsOurs(BufferOf(src)) || From(BufferOf(src)) != this) return false;
   const KvTensor* from = Find(src->data);
@@ -377,7 +384,8 @@ void Buffer::AddTo(control::Snapshot& out) {
   out.caches.push_back(std::move(cs));
 }
 
-// --- ggml_backend_buffer_i ---------------------------------------------------------------------------
+// --- ggml_backend_buffer_i
+// ---------------------------------------------------------------------------
 
 namespace {
 

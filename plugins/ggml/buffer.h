@@ -2,11 +2,12 @@
 //
 //   K/V tensors (cache_k_l<N>, cache_v_l<N>, f16)   never become resident: their rows live in a
 //                                                   store::Cache, found by address
-//   everything else (recurrent state, compute       is committed as plain memory when it is initialised
-//   buffers, forced weights, checkpoints)           or first touched
+//   everything else (recurrent state, compute       is committed as plain memory when it is
+//   initialised buffers, forced weights, checkpoints)           or first touched
 //
-// A K/V pair the store cannot hold (transposed V, quantised or latent caches, unknown layouts) is made
-// plain too, with what it held, and is computed by ggml's own CPU code: slower and uncompressed, but right.
+// A K/V pair the store cannot hold (transposed V, quantised or latent caches, unknown layouts) is
+// made plain too, with what it held, and is computed by ggml's own CPU code: slower and
+// uncompressed, but right.
 #pragma once
 
 #include <atomic>
@@ -60,7 +61,8 @@ class Buffer {
   // The highest layer with K here, -1 if none. From any thread.
   int last_layer() const { return last_layer_; }
 
-  // The layer in the store, with its heads; false (layer made plain, one warning) when it cannot be.
+  // The layer in the store, with its heads; false (layer made plain, one warning) when it cannot
+  // be.
   bool EnsureStored(const KvTensor& t);
   // `v_in_k`: see store::Cache::SetValuesInKeys; 0 where not known or V is apart.
   bool SetHeads(const KvTensor& t, std::uint32_t n_head_kv, std::uint32_t v_in_k);

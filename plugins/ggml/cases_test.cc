@@ -1,5 +1,6 @@
-// Faults that users of other KV caches met in public, as checks of ours: shapes of models, arithmetic of
-// attention, positions. The names are those of the faults' list that the project keeps (GE-1, NU-2, …).
+// Faults that users of other KV caches met in public, as checks of ours: shapes of models,
+// arithmetic of attention, positions. The names are those of the faults' list that the project
+// keeps (GE-1, NU-2, …).
 #include "plugins/ggml/test_graph.h"
 
 namespace kvtamp::ggml_plugin::test {
@@ -20,7 +21,8 @@ TEST(Case, GE1HeadSizesOfEveryKind) {
                    Causal(d, random, std::min(100, 299 - at), at));
         const Batch b = Causal(d, random, 1, 299);
         const std::vector<float> got = RunLayer(Way::kDirect, ours.get(), cpu.get(), cache, b);
-        // 100 is no multiple of 8: kept as the host lays it out and computed by its code, said once.
+        // 100 is no multiple of 8: kept as the host lays it out and computed by its code, said
+        // once.
         const bool plain = dim % 8 != 0;
         EXPECT_EQ(UncompressedBytes() != 0, plain);
         EXPECT_LE(Nmse(got, Exact(d, b, Get<Half>(cache.k[0]), Get<Half>(cache.v[0]))),
@@ -30,8 +32,8 @@ TEST(Case, GE1HeadSizesOfEveryKind) {
 
 // GE-5: models of more layers overran a fixed table.
 TEST(Case, GE5ManyLayersAndStreams) {
-  for (const auto& [layers, streams] :
-       {std::pair(1, 1), std::pair(2, 64), std::pair(61, 16), std::pair(128, 4), std::pair(512, 1)}) {
+  for (const auto& [layers, streams] : {std::pair(1, 1), std::pair(2, 64), std::pair(61, 16),
+                                        std::pair(128, 4), std::pair(512, 1)}) {
     SCOPED_TRACE(std::to_string(layers) + " layers");
     const Dims d{.n_head_kv = 1, .n_cells = 256, .n_streams = streams, .n_layers = layers};
     const ggml_backend_ptr ours = NewBackend({"k4v4", 16, 0, 0}), cpu = NewCpu();
@@ -121,8 +123,8 @@ TEST(Case, NU4ValuesThatF16CannotHold) {
       EXPECT_EQ(Stats()["values_clamped_total"], bad ? 3 : 0);
       rows[bad] = Get<Half>(cache.k[0]);
     }
-    // The rule: beyond f16 is clamped to 65504, NaN is 0, and such a row keeps its other values as they
-    // were; the rest of its page is coded without it.
+    // The rule: beyond f16 is clamped to 65504, NaN is 0, and such a row keeps its other values as
+    // they were; the rest of its page is coded without it.
     EXPECT_EQ(rows[1][70 * 128 + 5], ggml_fp32_to_fp16(65504));
     EXPECT_EQ(rows[1][71 * 128 + 9], 0);
     EXPECT_EQ(rows[1][200 * 128], ggml_fp32_to_fp16(65504));
@@ -132,7 +134,8 @@ TEST(Case, NU4ValuesThatF16CannotHold) {
     if (std::string(type) == "f16") {
       EXPECT_EQ(rows[1], rows[0]);
     } else {
-      EXPECT_LE(Nmse(ToFloat(rows[1]), ToFloat(rows[0])), std::string(type) == "k8v8" ? 1e-4 : 1e-2);
+      EXPECT_LE(Nmse(ToFloat(rows[1]), ToFloat(rows[0])),
+                std::string(type) == "k8v8" ? 1e-4 : 1e-2);
     }
   }
 }
@@ -146,8 +149,8 @@ TEST(Case, SC1TensorsBeyondTwoGigabytes) {
   const std::vector<std::int64_t> cells = {0, 1048575, 1048576, 1048599};
   const std::vector<Half> rows = ToHalf(random.Normals(cells.size() * 1024));
   for (std::size_t i = 0; i < cells.size(); ++i)
-    ggml_backend_tensor_set(cache.k[0], rows.data() + i * 1024, static_cast<std::size_t>(cells[i]) * 2048,
-                            2048);
+    ggml_backend_tensor_set(cache.k[0], rows.data() + i * 1024,
+                            static_cast<std::size_t>(cells[i]) * 2048, 2048);
   std::vector<Half> row(1024);
   const auto read = [&](std::int64_t cell) {
     ggml_backend_tensor_get(cache.k[0], row.data(), static_cast<std::size_t>(cell) * 2048, 2048);
@@ -175,13 +178,14 @@ TEST(Case, SH2ShiftsOfEveryHeadSizeAndOrder) {
           RunLayer(Way::kDirect, ours.get(), cpu.get(), cache, Causal(d, random, 128, 0));
           const std::vector<Half> before = Get<Half>(cache.k[0]), v = Get<Half>(cache.v[0]);
           Set(plain.k[0], before);
-          for (const auto& [c, backend] : {std::pair(&cache, ours.get()), std::pair(&plain, cpu.get())}) {
+          for (const auto& [c, backend] :
+               {std::pair(&cache, ours.get()), std::pair(&plain, cpu.get())}) {
             Graph g;
-            ggml_tensor* k = ggml_view_3d(g.ctx(), c->k[0], n_rot, 2, 256, ggml_row_size(GGML_TYPE_F16, dim),
-                                          c->k[0]->nb[1], 0);
+            ggml_tensor* k = ggml_view_3d(g.ctx(), c->k[0], n_rot, 2, 256,
+                                          ggml_row_size(GGML_TYPE_F16, dim), c->k[0]->nb[1], 0);
             g.Add(ggml_rope_ext_inplace(
-                g.ctx(), k, g.Input(GGML_TYPE_I32, {256}, std::vector<std::int32_t>(256, -16)), nullptr,
-                static_cast<int>(n_rot), mode, 2048, 1e4f, 1, 0, 1, 32, 1));
+                g.ctx(), k, g.Input(GGML_TYPE_I32, {256}, std::vector<std::int32_t>(256, -16)),
+                nullptr, static_cast<int>(n_rot), mode, 2048, 1e4f, 1, 0, 1, 32, 1));
             ASSERT_EQ(g.Compute(backend), GGML_STATUS_SUCCESS);
           }
           const std::vector<Half> after = Get<Half>(cache.k[0]);
@@ -216,7 +220,8 @@ TEST(Case, SQ1MovedCells) {
     EXPECT_TRUE(std::equal(k2.begin() + rows(64), k2.end(), k.begin() + rows(64))) << type;
     Batch b = Causal(d, random, 1, 199);
     b.cells.clear();
-    EXPECT_LE(Nmse(RunLayer(Way::kDirect, ours.get(), cpu.get(), cache, b), Exact(d, b, k2, v2)), kCpuBound);
+    EXPECT_LE(Nmse(RunLayer(Way::kDirect, ours.get(), cpu.get(), cache, b), Exact(d, b, k2, v2)),
+              kCpuBound);
   }
 }
 

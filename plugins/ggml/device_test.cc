@@ -230,11 +230,10 @@ TEST_F(SupportsOp, NothingOfOthers) {
 // For the host's test-backend-ops, which asks before its tensors have memory.
 TEST_F(SupportsOp, AllOfThreeOpsWhenToldSo) {
   ggml_tensor* x = Free(F32, {64, 8});
-  ggml_tensor* ops[] = {
-      ggml_set_rows(c, Free(F16, {64, 8}), x, Free(I64, {8})),
-      ggml_flash_attn_ext(c, Free(F32, {64, 5, 4}), Free(F16, {64, 256, 2}), Free(F16, {64, 256, 2}),
-                          Free(F16, {256, 5}), 1, 0, 0),
-      ggml_rope(c, Free(F32, {64, 4, 8}), Free(I32, {8}), 64, 0)};
+  ggml_tensor* ops[] = {ggml_set_rows(c, Free(F16, {64, 8}), x, Free(I64, {8})),
+                        ggml_flash_attn_ext(c, Free(F32, {64, 5, 4}), Free(F16, {64, 256, 2}),
+                                            Free(F16, {64, 256, 2}), Free(F16, {256, 5}), 1, 0, 0),
+                        ggml_rope(c, Free(F32, {64, 4, 8}), Free(I32, {8}), 64, 0)};
   setenv("KVTAMP_DEBUG_ACCEPT_OPS", "1", 1);
   NewBackend();
   for (const ggml_tensor* op : ops) EXPECT_TRUE(Takes(op)) << ggml_op_name(op->op);

@@ -8,7 +8,7 @@ const Dims kDims{.dk = 576, .dv = 0, .n_head_kv = 1, .n_cells = 512};
 constexpr std::int64_t kDimV = 512;
 
 std::vector<float> RunLatent(Way way, ggml_backend_t ours, ggml_backend_t cpu, const Cache& cache,
-                       const Batch& b, std::int64_t dv = kDimV) {
+                             const Batch& b, std::int64_t dv = kDimV) {
   Graph g;
   ggml_tensor* q = Queries(g, b, kDims.dk);
   if (way == Way::kSched) q = g.OnCpu(q);
@@ -70,7 +70,8 @@ TEST(Latent, CodingCostsWhatKeysCost) {
     }
     Batch b = Causal(kDims, random, 1, 448, 16);
     Put(b, b.k, rows);
-    const double error = Nmse(RunLatent(Way::kDirect, ours.get(), cpu.get(), cache, b), Truth(b, rows));
+    const double error =
+        Nmse(RunLatent(Way::kDirect, ours.get(), cpu.get(), cache, b), Truth(b, rows));
     const double least = std::string(type) == "k8v8" ? 1e-6 : 3e-4;
     EXPECT_GT(error, least) << type;
     EXPECT_LT(error, 300 * least) << type;
@@ -103,8 +104,7 @@ TEST(Latent, KShiftTurnsTheRotaryPartAlone) {
     std::fill_n(shifts.begin(), 70, 0);
     for (const auto& [c, backend] : {std::pair(&cache, ours.get()), std::pair(&plain, cpu.get())}) {
       Graph g;
-      ggml_tensor* k =
-          ggml_view_3d(g.ctx(), c->k[0], 64, 1, 512, 576 * 2, 576 * 2, kDimV * 2);
+      ggml_tensor* k = ggml_view_3d(g.ctx(), c->k[0], 64, 1, 512, 576 * 2, 576 * 2, kDimV * 2);
       g.Add(ggml_rope_ext_inplace(g.ctx(), k, g.Input(GGML_TYPE_I32, {512}, shifts), nullptr, 64,
                                   GGML_ROPE_TYPE_NORMAL, 2048, 1e4f, 1, 0, 1, 32, 1));
       ASSERT_EQ(g.Compute(backend), GGML_STATUS_SUCCESS);

@@ -316,8 +316,8 @@ TEST(Graphs, SnapshotsFromAnotherThread) {
   EXPECT_EQ(Stats()["cells_used"], 0);
 }
 
-// Gemma 3n: a later layer attends over an earlier layer's cache, with queries normed by a weight of the
-// CPU's. Attention must come to us, or the host turns flash attention off for all layers.
+// Gemma 3n: a later layer attends over an earlier layer's cache, with queries normed by a weight of
+// the CPU's. Attention must come to us, or the host turns flash attention off for all layers.
 TEST(Graphs, LayersThatShareAnEarlierLayersCache) {
   const Dims d{.n_head_kv = 2, .n_cells = 256, .n_layers = 2};
   const ggml_backend_ptr ours = NewBackend({"f16", 32, 4, 32}), cpu = NewCpu();
@@ -334,7 +334,8 @@ TEST(Graphs, LayersThatShareAnEarlierLayersCache) {
       ggml_tensor* q = ggml_mul(g.ctx(), g.OnCpu(Queries(g, b, d.dk)), weight);
       ggml_tensor* normed = q;
       if (rope)
-        q = ggml_rope(g.ctx(), q, g.Input(GGML_TYPE_I32, {3}, std::vector<std::int32_t>(3, 0)), 64, 0);
+        q = ggml_rope(g.ctx(), q, g.Input(GGML_TYPE_I32, {3}, std::vector<std::int32_t>(3, 0)), 64,
+                      0);
       ggml_tensor* fa = Attend(g, b, q, CacheView(g, cache.k[0], d.dk, d.n_head_kv, b),
                                CacheView(g, cache.v[0], d.dv, d.n_head_kv, b));
       ggml_tensor* out = g.OnCpu(fa);

@@ -61,17 +61,15 @@ bool IsViewOp(const ggml_tensor* t) {
          t->op == GGML_OP_PERMUTE || t->op == GGML_OP_TRANSPOSE;
 }
 
-float ParamF32(const ggml_tensor* t, int i) {
-  return std::bit_cast<float>(t->op_params[i]);
-}
+float ParamF32(const ggml_tensor* t, int i) { return std::bit_cast<float>(t->op_params[i]); }
 
-// Where an attention op's K and V lie in the store, checked against the only layout the host's caches
-// have: all heads of a cell in one row, one stream after the other.
+// Where an attention op's K and V lie in the store, checked against the only layout the host's
+// caches have: all heads of a cell in one row, one stream after the other.
 struct AttentionLayout {
   const KvTensor* k = nullptr;
   const KvTensor* v = nullptr;
   std::uint32_t n_head_kv = 0, first_stream = 0, n_streams = 0;
-  std::uint32_t v_in_k = 0;  // latent attention: V is the first so many channels of K
+  std::uint32_t v_in_k = 0;       // latent attention: V is the first so many channels of K
   const char* why_not = nullptr;  // null: it fits
 };
 
@@ -107,7 +105,8 @@ AttentionLayout LayoutOf(const ggml_tensor* op) {
   a.n_head_kv = static_cast<std::uint32_t>(k->ne[2]);
   a.n_streams = static_cast<std::uint32_t>(k->ne[3]);
   std::uint32_t v_first = 0;
-  const auto head_k = static_cast<std::size_t>(k->ne[0]), head_v = static_cast<std::size_t>(v->ne[0]);
+  const auto head_k = static_cast<std::size_t>(k->ne[0]),
+             head_v = static_cast<std::size_t>(v->ne[0]);
   a.why_not = CheckSide(*a.k, k, a.n_head_kv, head_k, a.first_stream);
   if (a.why_not == nullptr)
     a.why_not = CheckSide(*a.v, v, a.n_head_kv, a.v == a.k ? head_k : head_v, v_first);
@@ -115,12 +114,15 @@ AttentionLayout LayoutOf(const ggml_tensor* op) {
   if (a.v == a.k) {
     a.v_in_k = static_cast<std::uint32_t>(head_v);
     if (head_v > head_k) a.why_not = "values beyond the keys they lie in";
-    if (OurBuffer(k)->layer(*a.k).v != nullptr) a.why_not = "values inside keys beside a V of the layer's own";
+    if (OurBuffer(k)->layer(*a.k).v != nullptr)
+      a.why_not = "values inside keys beside a V of the layer's own";
     if (a.why_not != nullptr) return a;
   }
-  if (v->ne[2] != k->ne[2] || v->ne[3] != k->ne[3] || v->ne[1] != k->ne[1] || v_first != a.first_stream)
+  if (v->ne[2] != k->ne[2] || v->ne[3] != k->ne[3] || v->ne[1] != k->ne[1] ||
+      v_first != a.first_stream)
     a.why_not = "K and V views that differ";
-  else if (q->type != GGML_TYPE_F32 || q->nb[0] != 4 || q->ne[3] != k->ne[3] || q->ne[2] % k->ne[2] != 0)
+  else if (q->type != GGML_TYPE_F32 || q->nb[0] != 4 || q->ne[3] != k->ne[3] ||
+           q->ne[2] % k->ne[2] != 0)
     a.why_not = "queries in an unknown layout";
   else if (const ggml_tensor* mask = op->src[3];
            mask != nullptr && (mask->type != GGML_TYPE_F16 || mask->nb[0] != 2 ||
@@ -140,8 +142,8 @@ bool PrepareAttention(const ggml_tensor* op) {
   return false;
 }
 
-// A sequence's first tokens show in the mask: a query that sees at most n_sink cells. Those cells are
-// the ones every later token leans on.
+// A sequence's first tokens show in the mask: a query that sees at most n_sink cells. Those cells
+// are the ones every later token leans on.
 void FindSinks(const half_t* mask, std::size_t row_stride, std::uint32_t n_tok, std::uint32_t n_kv,
                std::uint32_t n_sink, std::vector<std::uint32_t>& cells) {
   constexpr half_t kMasked = 0xFC00;
@@ -176,11 +178,11 @@ int LayerOfQueryNorm(std::string_view name) {
   return error == std::errc() && std::string_view(end) == ".attn_q_norm.weight" ? layer : -1;
 }
 
-// Some models' later layers attend over an earlier layer's cache and write none of their own (Gemma 3n,
-// Gemma 4). Nothing in such a layer lies in our buffers before its attention, so the scheduler gives that
-// to the CPU, which has the host turn flash attention off altogether. Taking the norm of its queries, and
-// their ROPE to save a split, has attention follow. The weight tells the layer; what has K of its own is
-// known by then, since caches are made before the first graph.
+// Some models' later layers attend over an earlier layer's cache and write none of their own (Gemma
+// 3n, Gemma 4). Nothing in such a layer lies in our buffers before its attention, so the scheduler
+// gives that to the CPU, which has the host turn flash attention off altogether. Taking the norm of
+// its queries, and their ROPE to save a split, has attention follow. The weight tells the layer;
+// what has K of its own is known by then, since caches are made before the first graph.
 bool IsQueryOfSharedLayer(const ggml_tensor* op) {
   if (op->op == GGML_OP_ROPE) {
     op = op->src[0];
@@ -213,7 +215,8 @@ bool SupportsOp(const ggml_tensor* op) {
   // Reading recurrent state in place saves the host a copy of all of it for every token.
   if (op->op == GGML_OP_GET_ROWS || op->op == GGML_OP_SSM_SCAN) {
     Buffer* b = OurBuffer(op->src[0]);
-    return b != nullptr && !b->HasKv() && BufferOf(op->src[0])->usage != GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+    return b != nullptr && !b->HasKv() &&
+           BufferOf(op->src[0])->usage != GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
   }
   if (IsQueryOfSharedLayer(op)) return true;
   if (op->op == GGML_OP_SET_ROWS || op->op == GGML_OP_FLASH_ATTN_EXT || op->op == GGML_OP_ROPE)
@@ -248,16 +251,18 @@ ggml_status Backend::SetRows(ggml_tensor* node) {
   const bool types = (rows->type == GGML_TYPE_F32 || rows->type == GGML_TYPE_F16) &&
                      (index->type == GGML_TYPE_I64 || index->type == GGML_TYPE_I32);
   if (!whole_rows || !types) {
-    return HostCompute(node, node->ne[0] == 1 ? "flash attention is off (-fa on keeps the cache compressed)"
-                                              : "rows written in parts");
+    return HostCompute(node, node->ne[0] == 1
+                                 ? "flash attention is off (-fa on keeps the cache compressed)"
+                                 : "rows written in parts");
   }
   if (!b->EnsureStored(*kv)) return HostCompute(node, "layer is plain");
   std::vector<std::uint64_t> cells(static_cast<std::size_t>(rows->ne[1]));
   const std::uint64_t first = offset / kv->row_bytes();
   for (std::size_t i = 0; i < cells.size(); ++i) {
     const auto* p = static_cast<const std::uint8_t*>(index->data) + i * index->nb[0];
-    const std::int64_t cell = index->type == GGML_TYPE_I64 ? *reinterpret_cast<const std::int64_t*>(p)
-                                                           : *reinterpret_cast<const std::int32_t*>(p);
+    const std::int64_t cell = index->type == GGML_TYPE_I64
+                                  ? *reinterpret_cast<const std::int64_t*>(p)
+                                  : *reinterpret_cast<const std::int32_t*>(p);
     cells[i] = first + static_cast<std::uint64_t>(cell);
   }
   store::Cache& cache = *b->cache();
@@ -332,21 +337,22 @@ ggml_status Backend::Attend(ggml_tensor* node) {
   return s.code() == Code::kOutOfMemory ? GGML_STATUS_ALLOC_FAILED : GGML_STATUS_FAILED;
 }
 
-// K-shift: ROPE in place over the cells, by a shift per cell. Only the shift is noted; ggml's own ROPE
-// says by which angles it turns.
+// K-shift: ROPE in place over the cells, by a shift per cell. Only the shift is noted; ggml's own
+// ROPE says by which angles it turns.
 ggml_status Backend::Shift(ggml_tensor* node) {
   const KvTensor* kv = KvOf(node);
   Buffer* b = OurBuffer(node);
   const ggml_tensor *in = node->src[0], *shifts = node->src[1];
-  if (kv == nullptr || kv->side != Side::kK || in->data != node->data || node->type != GGML_TYPE_F16 ||
-      node->nb[2] != kv->row_bytes() || node->ne[3] != 1)
+  if (kv == nullptr || kv->side != Side::kK || in->data != node->data ||
+      node->type != GGML_TYPE_F16 || node->nb[2] != kv->row_bytes() || node->ne[3] != 1)
     return HostCompute(node, "not a shift of whole cells");
   const std::size_t offset =
       static_cast<std::size_t>(static_cast<const std::uint8_t*>(node->data) - kv->base);
   const std::uint64_t first = offset / kv->row_bytes();
   const auto n = static_cast<std::size_t>(node->ne[2]);
   const auto* delta = static_cast<const std::int32_t*>(shifts->data);
-  if (std::all_of(delta, delta + n, [](std::int32_t d) { return d == 0; })) return GGML_STATUS_SUCCESS;
+  if (std::all_of(delta, delta + n, [](std::int32_t d) { return d == 0; }))
+    return GGML_STATUS_SUCCESS;
   const auto n_head_kv = static_cast<std::uint32_t>(node->ne[1]);
   if (!b->SetHeads(*kv, n_head_kv, 0)) return HostCompute(node, "layer is plain");
 
@@ -356,11 +362,12 @@ ggml_status Backend::Shift(ggml_tensor* node) {
   const bool head_views = n_head_kv == 1 || node->nb[1] == dim * sizeof(half_t);
   if ((mode == GGML_ROPE_TYPE_NORMAL || mode == GGML_ROPE_TYPE_NEOX) && first == 0 && head_views &&
       in_row + static_cast<std::size_t>(n_rot) <= dim) {
-    const store::TurnShape turn{static_cast<std::uint32_t>(in_row), static_cast<std::uint32_t>(n_rot) / 2,
-                                mode == GGML_ROPE_TYPE_NEOX};
-    Status s = b->cache()->ShiftK(
-        kv->layer, std::span(delta, n), turn,
-        [&](std::int32_t shift, std::span<float> cos_sin) { return Angles(*node, shift, cos_sin); });
+    const store::TurnShape turn{static_cast<std::uint32_t>(in_row),
+                                static_cast<std::uint32_t>(n_rot) / 2, mode == GGML_ROPE_TYPE_NEOX};
+    Status s = b->cache()->ShiftK(kv->layer, std::span(delta, n), turn,
+                                  [&](std::int32_t shift, std::span<float> cos_sin) {
+                                    return Angles(*node, shift, cos_sin);
+                                  });
     if (s.ok()) return GGML_STATUS_SUCCESS;
     if (s.code() != Code::kUnsupported) {
       Log(LogLevel::kError, s.message());
@@ -370,9 +377,10 @@ ggml_status Backend::Shift(ggml_tensor* node) {
   return ShiftRows(node, *kv, first, in_row);
 }
 
-// The angles of ggml's ROPE as `node` asks for it, for one number of positions: what it makes of unit
-// vectors. With YaRN it also scales, by a factor that keys got when they were written and that the host
-// applies once more at each shift, to moved and unmoved cells alike: a fault, which is not followed.
+// The angles of ggml's ROPE as `node` asks for it, for one number of positions: what it makes of
+// unit vectors. With YaRN it also scales, by a factor that keys got when they were written and that
+// the host applies once more at each shift, to moved and unmoved cells alike: a fault, which is not
+// followed.
 Status Backend::Angles(const ggml_tensor& node, std::int32_t shift, std::span<float> cos_sin) {
   const std::size_t pairs = cos_sin.size() / 2;
   const bool neox = node.op_params[2] == GGML_ROPE_TYPE_NEOX;
@@ -396,11 +404,13 @@ Status Backend::Angles(const ggml_tensor& node, std::int32_t shift, std::span<fl
   x.op = index.op = GGML_OP_NONE;
   op.src[0] = &x;
   op.src[1] = &index;
-  if (delegate_.Compute(&op, 1) != GGML_STATUS_SUCCESS) return Status::Invalid("ggml's ROPE failed");
+  if (delegate_.Compute(&op, 1) != GGML_STATUS_SUCCESS)
+    return Status::Invalid("ggml's ROPE failed");
   for (std::size_t i = 0; i < pairs; ++i) {
     const float cos = at(i, false), sin = at(i, true);
     const float length = std::sqrt(cos * cos + sin * sin);
-    if (!(length > 1e-3f && length < 1e3f)) return Status::Unsupported("a shift that is not a turn");
+    if (!(length > 1e-3f && length < 1e3f))
+      return Status::Unsupported("a shift that is not a turn");
     cos_sin[2 * i] = cos / length;
     cos_sin[2 * i + 1] = sin / length;
   }
@@ -416,7 +426,8 @@ ggml_status Backend::ShiftRows(ggml_tensor* node, const KvTensor& kv, std::uint6
   std::vector<std::int32_t> deltas;
   std::vector<half_t> rows, row(kv.n_embd);
   for (std::int64_t i = 0; i < node->ne[2]; ++i) {
-    if (delta[i] == 0 || !cache.Read(kv.layer, Side::kK, first + static_cast<std::uint64_t>(i), row.data()))
+    if (delta[i] == 0 ||
+        !cache.Read(kv.layer, Side::kK, first + static_cast<std::uint64_t>(i), row.data()))
       continue;
     cells.push_back(first + static_cast<std::uint64_t>(i));
     deltas.push_back(delta[i]);
@@ -478,7 +489,8 @@ ggml_status Backend::Compute(ggml_cgraph* graph) {
   }
   for (int i = 0; i < n; ++i) {
     ggml_tensor* node = ggml_graph_node(graph, i);
-    if (IsViewOp(node) || ggml_is_empty(node) || !(node->flags & GGML_TENSOR_FLAG_COMPUTE)) continue;
+    if (IsViewOp(node) || ggml_is_empty(node) || !(node->flags & GGML_TENSOR_FLAG_COMPUTE))
+      continue;
     if (abort_callback != nullptr && abort_callback(abort_data)) return GGML_STATUS_ABORTED;
     if (ggml_status s = ComputeNode(node); s != GGML_STATUS_SUCCESS) return s;
   }

@@ -14,8 +14,8 @@ namespace kvtamp::ggml_plugin {
 
 struct KvTensor;
 
-// The scheduler's question. Refusing an op whose result lies in our buffers aborts the host, so those
-// are always ours; of the rest only attention over our K and V is.
+// The scheduler's question. Refusing an op whose result lies in our buffers aborts the host, so
+// those are always ours; of the rest only attention over our K and V is.
 bool SupportsOp(const ggml_tensor* op);
 
 // One backend instance (one per context of the host). Holds no cache state: that lives in buffers.
@@ -33,7 +33,8 @@ class Backend {
   ggml_status Attend(ggml_tensor* node);
   ggml_status Shift(ggml_tensor* node);
   Status Angles(const ggml_tensor& node, std::int32_t shift, std::span<float> cos_sin);
-  ggml_status ShiftRows(ggml_tensor* node, const KvTensor& kv, std::uint64_t first, std::size_t in_row);
+  ggml_status ShiftRows(ggml_tensor* node, const KvTensor& kv, std::uint64_t first,
+                        std::size_t in_row);
   ggml_status HostCompute(ggml_tensor* node, const char* why);
 
   Delegate delegate_;

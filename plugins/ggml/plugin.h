@@ -13,11 +13,13 @@ inline constexpr const char* kDeviceName = "KVTAMP";
 
 // Settings as last read; never null after registration.
 std::shared_ptr<const control::Settings> CurrentSettings();
-// Reads the environment again (each new context does); keeps the old ones and logs when it is wrong.
+// Reads the environment again (each new context does); keeps the old ones and logs when it is
+// wrong.
 void ReloadSettings();
 
 ggml_backend_buffer_type_t BufferType();
-// The buffer a tensor's data lies in: its view source's, else its own. Null for unallocated tensors.
+// The buffer a tensor's data lies in: its view source's, else its own. Null for unallocated
+// tensors.
 inline ggml_backend_buffer_t BufferOf(const ggml_tensor* t) {
   return t->view_src != nullptr ? t->view_src->buffer : t->buffer;
 }

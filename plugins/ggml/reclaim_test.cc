@@ -1,5 +1,5 @@
-// What dies, and what must not (docs/reclaim.md): removal shows only by overwriting, by clearing, by
-// n_kv and by zeros over a state that failed to load.
+// What dies, and what must not (docs/reclaim.md): removal shows only by overwriting, by clearing,
+// by n_kv and by zeros over a state that failed to load.
 #include "plugins/ggml/test_graph.h"
 
 namespace kvtamp::ggml_plugin::test {
@@ -13,8 +13,8 @@ std::uint64_t Resident() {
 }
 std::int64_t Live() { return Stats()["cells_used"]; }
 
-// Rows of cells [first, first + n), attended with as many cells as the host would show: up to the highest
-// used one, in steps of 256.
+// Rows of cells [first, first + n), attended with as many cells as the host would show: up to the
+// highest used one, in steps of 256.
 void Fill(const Cache& cache, ggml_backend_t ours, Random& random, int n, int first, int highest) {
   for (int at = first; at < first + n; at += 64) {
     Batch b = Causal(cache.dims, random, std::min(64, first + n - at), at);
@@ -67,14 +67,13 @@ TEST(Reclaim, MaskedCellsBelowNkvStay) {
   }
   const std::vector<Half> after = Get<Half>(cache.k[0]);
   double lost = 0;
-  for (std::size_t i = 0; i < 700u * 128; ++i)
-    lost += after[i] == 0 && before[i] != 0 ? 1 : 0;
+  for (std::size_t i = 0; i < 700u * 128; ++i) lost += after[i] == 0 && before[i] != 0 ? 1 : 0;
   EXPECT_EQ(lost, 0);
   EXPECT_EQ(Live(), 750);
 }
 
-// A draft's rejected tokens are removed from the tail and their cells written again: no page is left half
-// empty for it.
+// A draft's rejected tokens are removed from the tail and their cells written again: no page is
+// left half empty for it.
 TEST(Reclaim, RolledBackTokensLeaveNothing) {
   const Dims d{.n_cells = 1024};
   const ggml_backend_ptr ours = NewBackend({"k4v4", 64, 4, 64});
@@ -99,7 +98,8 @@ TEST(Reclaim, ZerosOverAFailedStateKeepNoBytes) {
   const std::uint64_t full = Resident();
   const std::vector<Half> zeros(128 * 1500, Half{0});
   std::uint64_t peak = 0;
-  for (const auto& side : {cache.k, cache.v})  // llama_kv_cache's state_clear: K of all layers first
+  for (const auto& side :
+       {cache.k, cache.v})  // llama_kv_cache's state_clear: K of all layers first
     for (ggml_tensor* t : side) {
       ggml_backend_tensor_set(t, zeros.data(), 100 * row, zeros.size() * 2 - 100 * row);
       peak = std::max(peak, Resident());
@@ -118,7 +118,8 @@ TEST(Reclaim, ZerosOverAFailedStateKeepNoBytes) {
   b.cells.clear();
   const std::vector<Half> k = Get<Half>(cache.k[0]), v = Get<Half>(cache.v[0]);
   std::fill(b.mask.begin() + 1500, b.mask.end(), ggml_fp32_to_fp16(-INFINITY));
-  EXPECT_LE(Nmse(RunLayer(Way::kDirect, ours.get(), nullptr, cache, b), Exact(d, b, k, v)), kExactBound);
+  EXPECT_LE(Nmse(RunLayer(Way::kDirect, ours.get(), nullptr, cache, b), Exact(d, b, k, v)),
+            kExactBound);
 
   // Written again, they are rows like others.
   Fill(cache, ours.get(), random, 64, 400, 1500);
@@ -147,7 +148,8 @@ TEST(Reclaim, HalfZeroedRows) {
     EXPECT_EQ(Get<Half>(cache.v[0]), v) << type;
     Batch b = Causal(d, random, 1, 299);
     b.cells.clear();
-    EXPECT_LE(Nmse(RunLayer(Way::kDirect, ours.get(), nullptr, cache, b), Exact(d, b, k, v)), kExactBound)
+    EXPECT_LE(Nmse(RunLayer(Way::kDirect, ours.get(), nullptr, cache, b), Exact(d, b, k, v)),
+              kExactBound)
         << type;
   }
 }

@@ -300,8 +300,8 @@ TEST(State, CopiesToAndFromPlainTensors) {
   }
 }
 
-// Ten rounds of saving all and loading it again, as a host does: cleared in between. The encoder must
-// recognise what it once decoded.
+// Ten rounds of saving all and loading it again, as a host does: cleared in between. The encoder
+// must recognise what it once decoded.
 TEST(State, TenRoundsOfSaveAndLoadChangeNothing) {
   for (const char* type : kTypes) {
     SCOPED_TRACE(type);
@@ -319,8 +319,8 @@ TEST(State, TenRoundsOfSaveAndLoadChangeNothing) {
       f.ExpectAttends(0, 900);
     }
     const double coding = Nmse(ToFloat(k0), ToFloat(f.k));
-    for (const auto& [before, after] : {std::pair(k0, Get<Half>(f.cache.k[0])),
-                                        std::pair(v0, Get<Half>(f.cache.v[0]))}) {
+    for (const auto& [before, after] :
+         {std::pair(k0, Get<Half>(f.cache.k[0])), std::pair(v0, Get<Half>(f.cache.v[0]))}) {
       const double error = Nmse(ToFloat(after), ToFloat(before));
       std::printf("%s: ten rounds %.3g, coding itself %.3g\n", type, error, coding);
       EXPECT_LE(error, std::string(type) == "f16" ? 0 : 0.1 * coding);
@@ -417,8 +417,8 @@ TEST(KShift, AsTheHostDoes) {
           const double once = Nmse(ToFloat(k_before), ToFloat(f.k));
           const double after = Nmse(ToFloat(k_after), ToFloat(want));
           EXPECT_GT(once, 0);
-          // Of sixty shifts to a page, all but stream 0's first are coded again: two errors of one size,
-          // in quadrature, in stream 0; none is added in stream 1.
+          // Of sixty shifts to a page, all but stream 0's first are coded again: two errors of one
+          // size, in quadrature, in stream 0; none is added in stream 1.
           EXPECT_LE(after, 1.7 * once);
           const auto of_1 = [](const std::vector<Half>& x) {
             return ToFloat(Slice(x, x.size() / 2, x.size() / 2));
@@ -442,7 +442,8 @@ TEST(KShift, YarnDoesNotScaleKeysAgain) {
   Set(plain.k[0], ToFloat(Get<Half>(f.cache.k[0])));
   const std::vector<std::int32_t> shifts(256, -9);
   for (int i = 0; i < 20; ++i) {
-    ASSERT_EQ(Shift(Way::kDirect, f.ours.get(), nullptr, f.cache, host, shifts), GGML_STATUS_SUCCESS);
+    ASSERT_EQ(Shift(Way::kDirect, f.ours.get(), nullptr, f.cache, host, shifts),
+              GGML_STATUS_SUCCESS);
     ASSERT_EQ(Shift(Way::kDirect, f.cpu.get(), nullptr, plain, turn, shifts), GGML_STATUS_SUCCESS);
   }
   EXPECT_LE(Nmse(ToFloat(Get<Half>(f.cache.k[0])), Get<float>(plain.k[0])), 1e-6);
@@ -464,8 +465,8 @@ TEST(KShift, ZeroShiftsAndEmptyCachesAreLeftAlone) {
   EXPECT_TRUE(AllZero(Get(empty.k[0])));
 }
 
-// Context shifts while text goes on: the error of attention against exact keys after 50 of them is that
-// of none, within its scatter.
+// Context shifts while text goes on: the error of attention against exact keys after 50 of them is
+// that of none, within its scatter.
 TEST(KShift, ErrorIsFlatInTheNumberOfShifts) {
   const Rope rope{"", GGML_ROPE_TYPE_NEOX, 64};
   for (const char* type : {"k8v8", "k4v4"}) {
@@ -479,7 +480,8 @@ TEST(KShift, ErrorIsFlatInTheNumberOfShifts) {
         for (int i = 0; i < n_pairs; ++i) {
           const std::size_t cell = at / static_cast<std::size_t>(d.n_embd_k());
           const double angle = cell < 4 ? 0 : shift * std::pow(10000.0, -i / 32.0);
-          const double x = ggml_fp16_to_fp32(f.k[at + i]), y = ggml_fp16_to_fp32(f.k[at + i + n_pairs]);
+          const double x = ggml_fp16_to_fp32(f.k[at + i]),
+                       y = ggml_fp16_to_fp32(f.k[at + i + n_pairs]);
           k[at + i] = std::cos(angle) * x - std::sin(angle) * y;
           k[at + i + n_pairs] = std::sin(angle) * x + std::cos(angle) * y;
         }
@@ -494,7 +496,8 @@ TEST(KShift, ErrorIsFlatInTheNumberOfShifts) {
         b.q = random.Normals(4 * 64);
         b.mask.assign(512, ggml_fp32_to_fp16(-INFINITY));
         std::fill_n(b.mask.begin(), 500, Half{0});
-        const std::vector<float> got = RunLayer(Way::kDirect, f.ours.get(), f.cpu.get(), f.cache, b);
+        const std::vector<float> got =
+            RunLayer(Way::kDirect, f.ours.get(), f.cpu.get(), f.cache, b);
         for (int h = 0; h < 4; ++h) {
           std::vector<double> out(64), p(500);
           double total = 0;
@@ -523,7 +526,8 @@ TEST(KShift, ErrorIsFlatInTheNumberOfShifts) {
                 GGML_STATUS_SUCCESS);
       if (n == 1 || n == 10 || n == 50) {
         const double after = error(-7 * n);
-        std::printf("%s: attention error after %d shifts %.3g, before %.3g\n", type, n, after, before);
+        std::printf("%s: attention error after %d shifts %.3g, before %.3g\n", type, n, after,
+                    before);
         EXPECT_LE(after, 1.3 * before) << n;
         EXPECT_GE(after, 0.7 * before) << n;
       }

@@ -299,11 +299,10 @@ Json CheckModel(const std::string& file, const control::Settings* settings, Repo
                            model.n_recurrent));
   }
   if (model.n_shared > 0) {
-    report.Add(
-        "model.layers", Verdict::kOk,
-        fmt::format(
-            "{} layers keep no K/V of their own: they read that of earlier layers, from the same pages",
-            model.n_shared));
+    report.Add("model.layers", Verdict::kOk,
+               fmt::format("{} layers keep no K/V of their own: they read that of earlier layers, "
+                           "from the same pages",
+                           model.n_shared));
   }
   if (!model.swa_known) {
     report.Add("model.not_compressed", Verdict::kWarn,

@@ -144,7 +144,8 @@ int RunMain(const Args& args) {
     const char* before_value = " [";
     for (const control::Value& value : s.values) {
       if (value.source == control::Source::kDefault) continue;
-      line += fmt::format("{}{} = {} ({})", before_value, value.option->path, value.text, value.where);
+      line +=
+          fmt::format("{}{} = {} ({})", before_value, value.option->path, value.text, value.where);
       before_value = ", ";
     }
     line += *before_value == ',' ? "]; set" : "; set";

@@ -124,9 +124,10 @@ Result<RunPlan> PlanRun(const std::string& plugin, const std::vector<std::string
   const std::string name = path.substr(path.find_last_of('/') + 1);
 
   if (name.ends_with("rpc-server")) {
-    return Status::Invalid(name +
-                           " computes whole models for others, and KVTAMP holds a cache only: start it "
-                           "without kvtamp, and run the client with it");
+    return Status::Invalid(
+        name +
+        " computes whole models for others, and KVTAMP holds a cache only: start it "
+        "without kvtamp, and run the client with it");
   }
   const std::string loaded = getenv("GGML_BACKEND_PATH").value_or("");
   if (loaded.empty()) {
@@ -169,7 +170,8 @@ Result<RunPlan> PlanRun(const std::string& plugin, const std::vector<std::string
     plan.warnings.push_back("layers on " + others + " keep the host's own cache, uncompressed");
   } else if (devices.empty() && !bench && !words.Value(kRpc, "LLAMA_ARG_RPC").empty()) {
     plan.warnings.push_back(
-        "--rpc: its devices stay idle, since KVTAMP alone is asked for: say -dev KVTAMP,RPC0 to share the "
+        "--rpc: its devices stay idle, since KVTAMP alone is asked for: say -dev KVTAMP,RPC0 to "
+        "share the "
         "layers (those on RPC0 keep the host's own cache, uncompressed)");
   }
   const std::string layers = words.Value(kLayers, "LLAMA_ARG_N_GPU_LAYERS");
