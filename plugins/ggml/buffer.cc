@@ -208,7 +208,7 @@ void Buffer::Patch(const KvTensor& t, const void* address, const std::uint8_t* d
   ForRows(
       t, address, size, [&](std::uint64_t cell, std::size_t in_row, std::size_t at, std::size_t n) {
         if (!failed.ok()) return;
-        cache_->Read(t.layer, t.side, cell, row.data());
+        if (n != t.row_bytes()) cache_->Read(t.layer, t.side, cell, row.data());
         auto* bytes = reinterpret_cast<std::uint8_t*>(row.data());
         if (data != nullptr) {
           std::memcpy(bytes + in_row, data + at, n);
