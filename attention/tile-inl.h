@@ -125,12 +125,13 @@ HWY_INLINE void StoreToken(D d, hn::Vec<hn::RebindToSigned<D>> levels, hn::Vec<D
   hn::StoreU(hn::Mul(hn::ConvertTo(d, level), scale), d, out + kByte * 16);
 }
 
-// The scale of token t for the lanes of one block: one group's, or each lane's own.
+// The scale of token t for the lanes of one block: one group's, or each lane's own. Lanes beyond the head
+// (its last block is padded) get any.
 template <class D>
 HWY_INLINE hn::Vec<D> TokenScale(D d, const float* scale, std::uint32_t t, std::uint32_t rows,
                                  std::uint32_t first, std::uint32_t group, std::uint32_t dim) {
   const std::uint32_t lanes = static_cast<std::uint32_t>(hn::Lanes(d));
-  const std::uint32_t g = first / group;
+  const std::uint32_t g = std::min(first, dim - 1) / group;
   if (HWY_LIKELY(std::min(first + lanes, dim) <= (g + 1) * group))
     return hn::Set(d, scale[g * rows + t]);
   HWY_ALIGN float each[16];
