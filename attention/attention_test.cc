@@ -124,8 +124,8 @@ TEST_P(EveryIsa, EveryHeadSize) {
   }
 }
 
-// The last block of such a head is half padding, which has no scales. Scratch is no larger than it has to
-// be, so that a sanitizer sees a read past them.
+// The last block of such a head is half padding, which has no scales. Scratch is no larger than it
+// has to be, so that a sanitizer sees a read past them.
 TEST_P(EveryIsa, HeadsThatEndInsideABlockWithManyScales) {
   for (const Coding coding : {Coding::kVInt8, Coding::kVLm4}) {
     for (const std::uint32_t group : {1u, 3u, 8u}) {
@@ -142,8 +142,7 @@ TEST_P(EveryIsa, HeadsThatEndInsideABlockWithManyScales) {
       AttendReference(world.layer, world.JobsInto(want), world.params);
       Workspace workspace;
       SerialExecutor executor;
-      ASSERT_TRUE(
-          Attend(world.layer, world.JobsInto(got), world.params, workspace, executor).ok());
+      ASSERT_TRUE(Attend(world.layer, world.JobsInto(got), world.params, workspace, executor).ok());
       EXPECT_LE(Nmse(got, want), 1e-6);
     }
   }

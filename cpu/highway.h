@@ -6,8 +6,7 @@
 // SSSE3 is SSE4's poor sibling; the scalable ones cannot keep vectors in arrays, as our kernels do.
 #define KVTAMP_NO_TARGETS (HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #ifdef KVTAMP_FUZZER
-// With sanitizers and coverage clang takes a quarter of an hour for each; other builds run them
-// all.
+// With sanitizers and coverage clang takes minutes for each; other builds run them all.
 #define HWY_DISABLED_TARGETS (KVTAMP_NO_TARGETS | HWY_SSE4 | HWY_AVX3 | HWY_AVX3_DL)
 #else
 #define HWY_DISABLED_TARGETS KVTAMP_NO_TARGETS

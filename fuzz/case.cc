@@ -247,7 +247,7 @@ std::string ToText(const Setup& setup) {
 
 std::string ToText(const Op& op) {
   std::string text = InfoOf(op.kind).name;
-  for (std::int32_t a : op.args) text += " " + std::to_string(a);
+  for (std::int32_t a : op.args) text.append(" ").append(std::to_string(a));
   return text;
 }
 

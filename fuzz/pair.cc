@@ -39,7 +39,7 @@ llama_context* NewContext(const Setup& s, llama_model* model, ggml_type type) {
   return llama_init_from_model(model, p);
 }
 
-std::string Text(double x) {
+std::string Number(double x) {
   char text[32];
   std::snprintf(text, sizeof text, "%.3g", x);
   return text;
@@ -91,7 +91,7 @@ std::string Pair::Finish(const Totals& totals) const {
   const double mean = totals.error.mean();
   const double bound = bounds_.mean + bounds_.per_shift * static_cast<double>(shifts_);
   if (totals.error.rows > 0 && !(mean <= bound))
-    return "mean error of the case " + Text(mean) + " is above " + Text(bound);
+    return "mean error of the case " + Number(mean) + " is above " + Number(bound);
   return "";
 }
 
@@ -112,6 +112,11 @@ Pair::Range Pair::Resolve(llama_seq_id seq, std::int32_t from, std::int32_t to) 
   const llama_pos p0 = from <= 0 ? -1 : first + n * from / 1000;
   const llama_pos p1 = to > 1000 ? -1 : first + n * to / 1000;
   return {p0, p1};
+}
+
+std::string Pair::Text(const Range& r) {
+  std::string text = std::to_string(r.p0);
+  return text.append(" to ").append(std::to_string(r.p1));
 }
 
 void Pair::SeqRm(llama_seq_id seq, llama_pos p0, llama_pos p1) {
@@ -148,7 +153,7 @@ std::string Pair::DecodeBatch(const llama_batch& batch, Totals& totals, int& rc)
     const bool finite = std::all_of(b, b + kVocab, [](float f) { return std::isfinite(f); });
     if (!finite) return what + "not finite";
     const double error = RowError(a, b, kVocab);
-    if (!(error <= bound)) return what + "error " + Text(error) + " is above " + Text(bound);
+    if (!(error <= bound)) return what + "error " + Number(error) + " is above " + Number(bound);
     totals.error.Add(error);
   }
   return "";
@@ -284,15 +289,13 @@ std::string Pair::SeqCp(const Op& op, std::string& note) {
     llama_memory_seq_cp(llama_get_memory(c), from, to, range.p0, range.p1);
   });
   copy_due_ = copy_due_ || !setup_.unified;
-  note = "[" + std::to_string(range.p0) + ", " + std::to_string(range.p1) + ")";
+  note = Text(range);
   return "";
 }
 
 std::string Pair::Memory(const Op& op, std::string& note) {
   const auto& args = op.args;
-  const auto say = [&](const Range& r) {
-    note = "[" + std::to_string(r.p0) + ", " + std::to_string(r.p1) + ")";
-  };
+  const auto say = [&](const Range& r) { note = Text(r); };
   switch (op.kind) {
     case Kind::kSeqRm: {
       const llama_seq_id seq = args[0] < 0 ? -1 : Seq(args[0]);

@@ -51,6 +51,7 @@ class Pair {
   struct Range {
     llama_pos p0, p1;
   };
+  static std::string Text(const Range& range);
 
   llama_memory_t host_memory() const { return llama_get_memory(host_.get()); }
   llama_memory_t our_memory() const { return llama_get_memory(ours_.get()); }
