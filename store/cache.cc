@@ -199,9 +199,7 @@ Status Cache::Attend(std::uint32_t layer, std::span<const StreamJob> jobs,
   view.v_group = l->shape.v.group;
   view.v_hadamard = l->shape.v.hadamard;
   view.k_mean = l->shape.k_mean.empty() ? nullptr : l->shape.k_mean.data();
-  view.turn_first = l->shape.turn.first;
-  view.turn_pairs = l->shape.turn.pairs;
-  view.turn_neox = l->shape.turn.neox;
+  view.turn = l->shape.turn;
   views_.clear();
   view_masks_.clear();
   jobs_.clear();

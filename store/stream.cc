@@ -17,20 +17,12 @@ using page::State;
 
 namespace {
 
-Status NoMemory(std::size_t bytes) {
-  return Status::OutOfMemory("no memory for a page of " + std::to_string(bytes) + " bytes");
-}
-
 // Sinks come four at a time (a sequence's first tokens); more would be slack.
 constexpr std::uint32_t kPinnedRows = 4;
 constexpr std::uint32_t kFirstRows = 16;
-// More distinct shifts than this and a page is coded again: attention passes over it once for each.
-constexpr std::size_t kMaxTurnsOfPage = 4;
-
 }  // namespace
 
-// --- pages
-// -------------------------------------------------------------------------------------------
+// --- pages --------------------------------------------------------------------------------------
 
 void Stream::AppendViews(std::vector<attention::Page>& views, std::deque<RowMask>& masks) const {
   const std::size_t first = views.size();
@@ -136,10 +128,8 @@ Status Stream::NoteCell(Page& p, std::uint32_t row, std::uint32_t cell) {
   if (row == 0) {
     p.first_cell = cell;
   } else if (p.cells == nullptr && cell != p.first_cell + row) {
-    const std::size_t bytes = p.capacity * sizeof(std::uint32_t);
-    std::uint8_t* mem = alloc_.Allocate(bytes);
-    if (mem == nullptr) return NoMemory(bytes);
-    p.cells = reinterpret_cast<std::uint32_t*>(mem);
+    p.cells = NewRowNumbers<std::uint32_t>(p);
+    if (p.cells == nullptr) return page::NoMemory(p.capacity * sizeof(std::uint32_t));
     for (std::uint32_t r = 0; r < row; ++r) p.cells[r] = p.first_cell + r;
   }
   if (p.cells != nullptr) p.cells[row] = cell;
@@ -157,12 +147,12 @@ Status Stream::EnsureF16(Page& p, Side side, std::uint32_t row) {
   while (rows <= row) rows = std::min<std::uint32_t>(rows * 2, p.capacity);
   const std::size_t bytes = rows * row_bytes;
   std::uint8_t* data = alloc_.Allocate(bytes);
-  if (data == nullptr) return NoMemory(bytes);
+  if (data == nullptr) return page::NoMemory(bytes);
   if (b.written == nullptr) {
     std::uint8_t* mask = alloc_.Allocate(sizeof(RowMask));
     if (mask == nullptr) {
       alloc_.Free(data, bytes);
-      return NoMemory(sizeof(RowMask));
+      return page::NoMemory(sizeof(RowMask));
     }
     b.written = new (mask) RowMask;
   }
@@ -187,8 +177,7 @@ bool Stream::SideComplete(const Page& p, Side side) const {
   return b.coding != Coding::kF16 || b.written->contains(p.live);
 }
 
-// --- rows
-// --------------------------------------------------------------------------------------------
+// --- rows ---------------------------------------------------------------------------------------
 
 bool Stream::Find(std::uint32_t cell, Where& where) const {
   const std::uint32_t id = index_.Find(cell);
@@ -211,13 +200,16 @@ bool Stream::Find(std::uint32_t cell, Where& where) const {
 void Stream::Kill(Where where) {
   Page& p = *pages_[where.page];
   const std::uint32_t cell = p.cell(where.row);
-  if (ZeroPending(cell)) {
-    zero_k_[cell] = false;
-    n_zero_k_--;
-  }
+  ForgetZero(cell);
   p.live.reset(where.row);
   died_ = died_ || p.state == State::kSealed;
   if (p.live.count() == 0 && where.page != open_) FreePage(where.page);
+}
+
+void Stream::ForgetZero(std::uint32_t cell) {
+  if (!ZeroPending(cell)) return;
+  zero_k_[cell] = false;
+  n_zero_k_--;
 }
 
 void Stream::PopDead() {
@@ -286,10 +278,7 @@ Result<Stream::Where> Stream::Append(std::uint32_t cell) {
 
 Result<half_t*> Stream::Place(Side side, std::uint32_t cell) {
   const std::uint32_t n_embd = shape_.n_embd(side);
-  if (side == Side::kK && ZeroPending(cell)) {
-    zero_k_[cell] = false;
-    n_zero_k_--;
-  }
+  if (side == Side::kK) ForgetZero(cell);
   Where at;
   bool found = Find(cell, at);
   if (found && pages_[at.page]->zero) {
@@ -423,130 +412,7 @@ bool Stream::Read(Side side, std::uint32_t cell, half_t* row) const {
   return true;
 }
 
-// --- shifts
-// ------------------------------------------------------------------------------------------
-
-void Stream::TurnRow(std::int32_t shift, half_t* row) const {
-  if (shift == 0) return;
-  const float* turn = shape_.turns.at(shift).data();
-  const TurnShape& t = shape_.turn;
-  const std::uint32_t step = t.neox ? 1 : 2, apart = t.neox ? t.pairs : 1;
-  for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h, row += shape_.dim(Side::kK)) {
-    for (std::uint32_t i = 0; i < t.pairs; ++i) {
-      half_t &a = row[t.first + i * step], &b = row[t.first + i * step + apart];
-      const float x = HalfToFloat(a), y = HalfToFloat(b);
-      a = FloatToHalf(turn[2 * i] * x - turn[2 * i + 1] * y);
-      b = FloatToHalf(turn[2 * i + 1] * x + turn[2 * i] * y);
-    }
-  }
-}
-
-void Stream::FreeShifts(Page& p) {
-  alloc_.Free(reinterpret_cast<std::uint8_t*>(p.shifts), p.capacity * sizeof(std::int32_t));
-  p.shifts = nullptr;
-}
-
-void Stream::MergeShifts(Page& p) {
-  if (p.shifts == nullptr) return;
-  bool any = false;
-  std::int32_t one = 0;
-  for (std::uint32_t r = 0; r < p.rows; ++r) {
-    if (!p.live.test(r)) continue;
-    if (any && p.shifts[r] != one) return;
-    any = true;
-    one = p.shifts[r];
-  }
-  FreeShifts(p);
-  p.shift = one;
-}
-
-Status Stream::SetShift(Page& p, std::uint32_t row, std::int32_t shift) {
-  if (p.shift_of(row) == shift) return Status::Ok();
-  if (p.shifts == nullptr) {
-    if (p.live.count() == 1 && p.live.test(row)) {
-      p.shift = shift;
-      return Status::Ok();
-    }
-    const std::size_t bytes = p.capacity * sizeof(std::int32_t);
-    std::uint8_t* mem = alloc_.Allocate(bytes);
-    if (mem == nullptr) return NoMemory(bytes);
-    p.shifts = reinterpret_cast<std::int32_t*>(mem);
-    std::fill_n(p.shifts, p.capacity, p.shift);
-  }
-  p.shifts[row] = shift;
-  return Status::Ok();
-}
-
-std::int32_t Stream::DeltaOf(const Page& p, std::uint32_t row,
-                             std::span<const std::int32_t> delta) const {
-  const std::uint32_t cell = p.cell(row);
-  return cell < delta.size() && Written(p, Side::kK, row) ? delta[cell] : 0;
-}
-
-Status Stream::ShiftK(std::span<const std::int32_t> delta) {
-  for (const auto& ptr : pages_) {
-    if (ptr == nullptr) continue;
-    Page& p = *ptr;
-    bool any = false, same = true, first = true;
-    std::int32_t by = 0;
-    for (std::uint32_t r = 0; r < p.rows; ++r) {
-      if (!p.live.test(r)) continue;
-      const std::int32_t d = DeltaOf(p, r, delta);
-      any = any || d != 0;
-      same = same && (first || d == by);
-      first = false;
-      by = d;
-    }
-    if (!any) continue;
-    if (same && p.shifts == nullptr) {  // nearly always
-      p.shift += by;
-      continue;
-    }
-    for (std::uint32_t r = 0; r < p.rows; ++r) {
-      if (!p.live.test(r)) continue;
-      if (Status s = SetShift(p, r, p.shift_of(r) + DeltaOf(p, r, delta)); !s.ok()) return s;
-    }
-    MergeShifts(p);
-  }
-  return Status::Ok();
-}
-
-void Stream::AppendShifts(std::span<const std::int32_t> delta,
-                          std::vector<std::int32_t>& shifts) const {
-  for (const auto& p : pages_) {
-    if (p == nullptr) continue;
-    const std::size_t first = shifts.size();
-    for (std::uint32_t r = 0; r < p->rows; ++r) {
-      if (!p->live.test(r)) continue;
-      const std::int32_t shift = p->shift_of(r) + DeltaOf(*p, r, delta);
-      if (shifts.size() == first || shifts.back() != shift) shifts.push_back(shift);
-    }
-  }
-}
-
-Status Stream::SettleShifts() {
-  std::vector<bool> settle;  // by cell
-  for (const auto& p : pages_) {
-    if (p == nullptr || p->shifts == nullptr) continue;
-    std::vector<std::int32_t> distinct;
-    for (std::uint32_t r = 0; r < p->rows; ++r)
-      if (p->live.test(r)) distinct.push_back(p->shifts[r]);
-    std::sort(distinct.begin(), distinct.end());
-    distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
-    if (distinct.size() <= kMaxTurnsOfPage) continue;
-    for (std::uint32_t r = 0; r < p->rows; ++r) {
-      if (!p->live.test(r)) continue;
-      if (settle.size() <= p->cell(r)) settle.resize(p->cell(r) + 1u);
-      settle[p->cell(r)] = true;
-    }
-  }
-  if (settle.empty()) return Status::Ok();
-  return RewriteK(
-      [&](std::uint32_t cell, half_t*) { return cell < settle.size() && settle[cell]; });
-}
-
-// --- sinks
-// -------------------------------------------------------------------------------------------
+// --- sinks --------------------------------------------------------------------------------------
 
 void Stream::MarkSink(std::uint32_t cell) {
   if (shape_.n_sink == 0) return;
@@ -598,8 +464,7 @@ Status Stream::MovePinned(std::uint32_t id) {
   return Status::Ok();
 }
 
-// --- sealing
-// -----------------------------------------------------------------------------------------
+// --- sealing ------------------------------------------------------------------------------------
 
 Status Stream::CollectSeals(std::vector<SealTask>& tasks) {
   if (shape_.n_head_kv == 0) return Status::Ok();
@@ -623,7 +488,7 @@ Status Stream::CollectSeals(std::vector<SealTask>& tasks) {
       const std::size_t bytes =
           codec::EncodedBytes(shape_.coding(side), shape_.shape(side)).total * shape_.n_head_kv;
       std::uint8_t* coded = alloc_.Allocate(bytes);
-      if (coded == nullptr) return NoMemory(bytes);
+      if (coded == nullptr) return page::NoMemory(bytes);
       tasks.push_back({id, side, coded});
     }
     // A format of f16 has nothing to encode: the page is as final as it gets.
@@ -704,7 +569,7 @@ Status Stream::RecodeK(Page& p, const std::vector<half_t>& rows) {
   const codec::PageShape shape = shape_.shape(Side::kK);
   const std::size_t head_bytes = codec::EncodedBytes(p.k.coding, shape).total;
   std::uint8_t* coded = alloc_.Allocate(p.k.bytes);  // the old bytes may have other owners
-  if (coded == nullptr) return NoMemory(p.k.bytes);
+  if (coded == nullptr) return page::NoMemory(p.k.bytes);
   for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h) {
     const float* mean = shape_.k_mean.empty() ? nullptr : shape_.k_mean.data() + h * shape.dim;
     codec::EncodeK(p.k.coding, shape, {rows.data() + h * shape.dim, shape_.n_embd_k, p.live.word},
@@ -717,8 +582,7 @@ Status Stream::RecodeK(Page& p, const std::vector<half_t>& rows) {
   return Status::Ok();
 }
 
-// --- compaction
-// --------------------------------------------------------------------------------------
+// --- compaction ---------------------------------------------------------------------------------
 
 Status Stream::Compact() {
   if (!died_) return Status::Ok();
@@ -772,7 +636,7 @@ Status Stream::CompactInto(std::uint32_t a, std::uint32_t b) {
     const std::size_t bytes =
         codec::EncodedBytes(shape_.coding(side), shape_.shape(side)).total * shape_.n_head_kv;
     std::uint8_t* coded = alloc_.Allocate(bytes);
-    if (coded == nullptr) return NoMemory(bytes);
+    if (coded == nullptr) return page::NoMemory(bytes);
     tasks.push_back({id, side, coded});
   }
   for (const SealTask& t : tasks) {
@@ -786,8 +650,7 @@ Status Stream::CompactInto(std::uint32_t a, std::uint32_t b) {
   return Status::Ok();
 }
 
-// --- copies and accounts
-// -----------------------------------------------------------------------------
+// --- copies and accounts ------------------------------------------------------------------------
 
 void Stream::CopyFrom(const Stream& other, Status& status) {
   Clear();
@@ -808,13 +671,11 @@ void Stream::CopyFrom(const Stream& other, Status& status) {
     to.written = new (mask) RowMask(*from.written);
     return true;
   };
-  auto copy_words = [&](const auto* from, auto*& to, std::size_t n) {
+  auto copy_numbers = [&]<class T>(const T* from, T*& to, const Page& p) {
     if (from == nullptr) return true;
-    std::uint8_t* mem = alloc_.Allocate(n * sizeof(*from));
-    if (mem == nullptr) return false;
-    to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(mem);
-    std::memcpy(to, from, n * sizeof(*from));
-    return true;
+    to = NewRowNumbers<T>(p);
+    if (to != nullptr) std::copy_n(from, p.capacity, to);
+    return to != nullptr;
   };
   pages_.resize(other.pages_.size());
   for (std::uint32_t id = 0; id < pages_.size(); ++id) {
@@ -828,12 +689,11 @@ void Stream::CopyFrom(const Stream& other, Status& status) {
     p.k = p.v = {};
     p.cells = nullptr;
     p.shifts = nullptr;
-    bool ok = copy(from.k, p.k) && copy(from.v, p.v) &&
-              copy_words(from.cells, p.cells, from.capacity) &&
-              copy_words(from.shifts, p.shifts, from.capacity);
+    bool ok = copy(from.k, p.k) && copy(from.v, p.v) && copy_numbers(from.cells, p.cells, p) &&
+              copy_numbers(from.shifts, p.shifts, p);
     if (!ok) {
       Clear();
-      status = NoMemory(from.k.bytes + from.v.bytes);
+      status = page::NoMemory(from.k.bytes + from.v.bytes);
       return;
     }
     for (std::uint32_t r = 0; r < p.rows; ++r)

@@ -22,12 +22,7 @@
 
 namespace kvtamp::store {
 
-// Where rotary positions act on a key of one head, as attention::Layer says it.
-struct TurnShape {
-  std::uint32_t first = 0, pairs = 0;
-  bool neox = false;
-  bool operator==(const TurnShape&) const = default;
-};
+using attention::TurnShape;
 
 // What all streams of a layer share.
 struct LayerShape {
@@ -138,6 +133,13 @@ class Stream {
   Status AppendZero(std::uint32_t cell);
   // An open page's last rows, if dead, are used again.
   void PopDead();
+  // The key of `cell` need not become zeros any more.
+  void ForgetZero(std::uint32_t cell);
+  // [capacity] numbers, one for each row of a page; null when the system refuses.
+  template <class T>
+  T* NewRowNumbers(const page::Page& p) {
+    return reinterpret_cast<T*>(alloc_.Allocate(p.capacity * sizeof(T)));
+  }
   bool ZeroPending(std::uint32_t cell) const { return cell < zero_k_.size() && zero_k_[cell]; }
   Status NoteCell(page::Page& p, std::uint32_t row, std::uint32_t cell);
   // Room up to row `row` on a side that is f16 (or not there yet), zeroed where it is new. A side
