@@ -175,10 +175,10 @@ Status Check(const Layer& layer, std::span<const Job> jobs, const Params& params
                            std::to_string(layer.dim_v) + " are not multiples of 8 up to " +
                            std::to_string(codec::kMaxDim));
   }
-  if (layer.turn_first + 2 * layer.turn_pairs > layer.dim_k)
+  if (layer.turn.first + 2 * layer.turn.pairs > layer.dim_k)
     return Status::Invalid("attention: a turn of more channels than a key has");
   if (layer.v_in_k &&
-      (layer.dim_v > layer.dim_k || (layer.turn_pairs != 0 && layer.turn_first < layer.dim_v)))
+      (layer.dim_v > layer.dim_k || (layer.turn.pairs != 0 && layer.turn.first < layer.dim_v)))
     return Status::Invalid("attention: V lies in K, but beyond it or where keys are turned");
   const std::uint32_t ps = layer.page_size;
   if (ps != 16 && ps != 32 && ps != 64 && ps != 128) {
@@ -189,7 +189,7 @@ Status Check(const Layer& layer, std::span<const Job> jobs, const Params& params
     for (const Page& page : job.pages) {
       if (page.rows > ps)
         return Status::Invalid("attention: a page holds more rows than the page size");
-      if (page.turn != nullptr && layer.turn_pairs == 0)
+      if (page.turn != nullptr && layer.turn.pairs == 0)
         return Status::Invalid("attention: a turned page in a layer without turns");
       if (!layer.v_in_k && page.v_coding != codec::Coding::kF16 &&
           (layer.v_group == 0 || layer.dim_v % layer.v_group != 0)) {
@@ -217,8 +217,8 @@ void TurnedQuery(const Layer& layer, const float* turn, const float* q, float sc
                  std::size_t stride) {
   for (std::uint32_t c = 0; c < layer.dim_k; ++c) out[c * stride] = q[c] * scale;
   if (turn == nullptr) return;
-  for (std::uint32_t i = 0; i < layer.turn_pairs; ++i) {
-    const auto [a, b] = TurnPairOf(layer, i);
+  for (std::uint32_t i = 0; i < layer.turn.pairs; ++i) {
+    const std::uint32_t a = layer.turn.a(i), b = layer.turn.b(i);
     const float cos = turn[2 * i] * scale, sin = turn[2 * i + 1] * scale;
     out[a * stride] = cos * q[a] + sin * q[b];
     out[b * stride] = cos * q[b] - sin * q[a];

@@ -39,12 +39,22 @@ struct Page {
   const std::uint32_t* cells = nullptr;  // [rows] cell of each row; null: cells first_cell, +1, …
   std::uint32_t first_cell = 0;
   std::uint32_t rows = 0;  // rows in use, at most page_size
-  // Keys that a context shift moved: [Layer::turn_pairs] (cos, sin) by which each stored key is
+  // Keys that a context shift moved: [Layer::turn.pairs] (cos, sin) by which each stored key is
   // still to be turned; null: as stored. The turn is put on the query instead, so coded keys are
   // not touched.
   const float* turn = nullptr;
   codec::Coding k_coding = codec::Coding::kF16;
   codec::Coding v_coding = codec::Coding::kF16;
+};
+
+// Where rotary positions act on a key: pairs of channels from `first` on, (2i, 2i+1), or (i, i +
+// pairs) in NeoX order.
+struct TurnShape {
+  std::uint32_t first = 0, pairs = 0;
+  bool neox = false;
+  std::uint32_t a(std::uint32_t i) const { return first + (neox ? i : 2 * i); }  // of pair i
+  std::uint32_t b(std::uint32_t i) const { return a(i) + (neox ? pairs : 1); }
+  bool operator==(const TurnShape&) const = default;
 };
 
 struct Layer {
@@ -57,10 +67,7 @@ struct Layer {
   // have no V of their own.
   bool v_in_k = false;
   const float* k_mean = nullptr;  // [n_head_kv, dim_k] taken off coded K pages, or null
-  // Where rotary positions act: pairs of channels from turn_first on, (2i, 2i+1), or (i, i + pairs)
-  // in NeoX order.
-  std::uint32_t turn_first = 0, turn_pairs = 0;
-  bool turn_neox = false;
+  TurnShape turn;
 };
 
 // One stream's share of the op. Strides in elements of the pointed-to type.

@@ -70,12 +70,12 @@ class World {
       layer.k_mean = mean_.data();
     }
     if (shape.turn_pairs != 0) {
-      layer.turn_pairs = std::min(shape.turn_pairs, shape.dim_k / 2);
-      layer.turn_first = shape.dim_k - 2 * layer.turn_pairs;
-      layer.turn_neox = shape.turn_neox;
+      layer.turn.pairs = std::min(shape.turn_pairs, shape.dim_k / 2);
+      layer.turn.first = shape.dim_k - 2 * layer.turn.pairs;
+      layer.turn.neox = shape.turn_neox;
       for (int i = 0; i < 3; ++i) {
         std::vector<float>& turn = floats_.emplace_back();
-        for (std::uint32_t p = 0; p < layer.turn_pairs; ++p) {
+        for (std::uint32_t p = 0; p < layer.turn.pairs; ++p) {
           const float angle = 3 * Normal();
           turn.push_back(std::cos(angle));
           turn.push_back(std::sin(angle));

@@ -28,9 +28,9 @@ void RowOfK(const Layer& layer, const Page& page, std::uint32_t head, std::uint3
                       layer.k_mean == nullptr ? nullptr : layer.k_mean + head * dim, row, out);
   }
   if (page.turn == nullptr) return;
-  for (std::uint32_t i = 0; i < layer.turn_pairs; ++i) {
-    const std::uint32_t a = layer.turn_first + (layer.turn_neox ? i : 2 * i);
-    const std::uint32_t b = a + (layer.turn_neox ? layer.turn_pairs : 1);
+  for (std::uint32_t i = 0; i < layer.turn.pairs; ++i) {
+    const std::uint32_t a = layer.turn.first + (layer.turn.neox ? i : 2 * i);
+    const std::uint32_t b = a + (layer.turn.neox ? layer.turn.pairs : 1);
     const double cos = page.turn[2 * i], sin = page.turn[2 * i + 1], x = out[a], y = out[b];
     out[a] = static_cast<float>(cos * x - sin * y);
     out[b] = static_cast<float>(sin * x + cos * y);

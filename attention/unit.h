@@ -94,16 +94,6 @@ inline OpenRows OpenRowsOf(const Page& page, std::uint32_t n_kv) {
   return open;
 }
 
-// The channels of pair i of a turn.
-struct TurnPair {
-  std::uint32_t a, b;
-};
-inline TurnPair TurnPairOf(const Layer& layer, std::uint32_t i) {
-  const std::uint32_t first = layer.turn_first;
-  return layer.turn_neox ? TurnPair{first + i, first + layer.turn_pairs + i}
-                         : TurnPair{first + 2 * i, first + 2 * i + 1};
-}
-
 // q . (turn of k) = (turn back of q) . k: copies a query of dim_k channels, scaled, turned back by
 // `turn` (null: not at all); out's channels lie `stride` apart.
 void TurnedQuery(const Layer& layer, const float* turn, const float* q, float scale, float* out,

@@ -88,9 +88,9 @@ void Run(Bytes in) {
   layer.v_group = std::max(1u, v.shape.group);
   layer.v_hadamard = hadamard;
   layer.k_mean = mean.data();
-  layer.turn_pairs = turned ? dim_k / 4 : 0u;
-  layer.turn_neox = r.Chance(0.5);
-  for (std::uint32_t i = 0; i < layer.turn_pairs; ++i) {
+  layer.turn.pairs = turned ? dim_k / 4 : 0u;
+  layer.turn.neox = r.Chance(0.5);
+  for (std::uint32_t i = 0; i < layer.turn.pairs; ++i) {
     const float angle = r.Normal();
     cos_sin.push_back(std::cos(angle));
     cos_sin.push_back(std::sin(angle));

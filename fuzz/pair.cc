@@ -123,8 +123,7 @@ void Pair::SeqRm(llama_seq_id seq, llama_pos p0, llama_pos p1) {
   Both([&](llama_context* c) { llama_memory_seq_rm(llama_get_memory(c), seq, p0, p1); });
 }
 
-// --- decoding
-// ----------------------------------------------------------------------------------------
+// --- decoding -----------------------------------------------------------------------------------
 
 std::string Pair::DecodeBatch(const llama_batch& batch, Totals& totals, int& rc) {
   rc = llama_decode(host_.get(), batch);
@@ -263,8 +262,7 @@ std::string Pair::BadDecode(const Op& op, Totals& totals, std::string& note) {
   return difference;
 }
 
-// --- sequences
-// ---------------------------------------------------------------------------------------
+// --- sequences ----------------------------------------------------------------------------------
 
 std::string Pair::ContextShift(llama_seq_id seq, std::int32_t keep, std::int32_t discard) {
   const llama_pos first = std::max(0, llama_memory_seq_pos_min(host_memory(), seq));

@@ -15,12 +15,18 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "base/status.h"
 
 namespace kvtamp::page {
+
+// The error of a refused Allocate.
+inline Status NoMemory(std::size_t bytes) {
+  return Status::OutOfMemory("no memory for a page of " + std::to_string(bytes) + " bytes");
+}
 
 class Allocator {
  public:

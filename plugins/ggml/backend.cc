@@ -28,8 +28,7 @@ extern "C" void ggml_log_internal(enum ggml_log_level level, const char* format,
 namespace kvtamp::ggml_plugin {
 namespace {
 
-// --- settings and log
-// --------------------------------------------------------------------------------
+// --- settings and log ---------------------------------------------------------------------------
 
 std::mutex g_mutex;
 std::shared_ptr<const control::Settings> g_settings;
@@ -59,8 +58,7 @@ bool LoadInto(std::shared_ptr<const control::Settings>& out, std::string& why) {
   return true;
 }
 
-// --- memory the device reports
-// -----------------------------------------------------------------------
+// --- memory the device reports ------------------------------------------------------------------
 
 // The host fits contexts by comparing uncompressed sizes with this, so memory is shown as what it
 // holds once compressed. Rounded down: f16 rows and overhead come on top of the codes.
@@ -86,8 +84,7 @@ double ExpectedFactor() {
   return std::max(1.0, 0.9 * 16.0 / mean);
 }
 
-// --- backend
-// -----------------------------------------------------------------------------------------
+// --- backend ------------------------------------------------------------------------------------
 
 Backend* Of(ggml_backend_t b) { return static_cast<Backend*>(b->context); }
 
@@ -121,8 +118,7 @@ ggml_guid_t Guid() {
   return &guid;
 }
 
-// --- buffer type
-// -------------------------------------------------------------------------------------
+// --- buffer type --------------------------------------------------------------------------------
 
 // By name: the versions of ggml differ in what members this structure has. Those left out are null.
 const ggml_backend_buffer_type_i kBufferTypeInterface = [] {
@@ -139,8 +135,7 @@ const ggml_backend_buffer_type_i kBufferTypeInterface = [] {
   return i;
 }();
 
-// --- device
-// ------------------------------------------------------------------------------------------
+// --- device -------------------------------------------------------------------------------------
 
 void GetMemory(ggml_backend_dev_t, std::size_t* free, std::size_t* total) {
   const double factor = ExpectedFactor();
@@ -191,8 +186,7 @@ const ggml_backend_device_i kDeviceInterface = {
     /* .event_synchronize    = */ nullptr,
 };
 
-// --- registration
-// ------------------------------------------------------------------------------------
+// --- registration -------------------------------------------------------------------------------
 
 ggml_backend_device* Device();
 

@@ -36,8 +36,7 @@ bool ParseKvName(std::string_view name, Side& side, std::uint32_t& layer) {
 
 }  // namespace
 
-// --- life
-// --------------------------------------------------------------------------------------------
+// --- life ---------------------------------------------------------------------------------------
 
 Buffer* Buffer::From(ggml_backend_buffer_t buffer) { return static_cast<Buffer*>(buffer->context); }
 
@@ -63,8 +62,7 @@ bool Buffer::Commit(const void* p, std::size_t size) {
   return true;
 }
 
-// --- what is in it
-// -----------------------------------------------------------------------------------
+// --- what is in it ------------------------------------------------------------------------------
 
 void Buffer::RegisterKv(const ggml_tensor* t, std::uint32_t layer, Side side) {
   auto kv = std::make_unique<KvTensor>();
@@ -177,8 +175,7 @@ void Buffer::MakeAllPlain(const std::string& why) {
   for (auto& [id, l] : layers_) MakePlain(l.k ? *l.k : *l.v, why);
 }
 
-// --- byte ranges
-// -------------------------------------------------------------------------------------
+// --- byte ranges --------------------------------------------------------------------------------
 
 template <class F>
 void Buffer::ForRows(const KvTensor& t, const void* address, std::size_t size, F&& fn) {
@@ -384,8 +381,7 @@ void Buffer::AddTo(control::Snapshot& out) {
   out.caches.push_back(std::move(cs));
 }
 
-// --- ggml_backend_buffer_i
-// ---------------------------------------------------------------------------
+// --- ggml_backend_buffer_i ----------------------------------------------------------------------
 
 namespace {
 
