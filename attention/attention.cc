@@ -191,10 +191,14 @@ Status Check(const Layer& layer, std::span<const Job> jobs, const Params& params
         return Status::Invalid("attention: a page holds more rows than the page size");
       if (page.turn != nullptr && layer.turn.pairs == 0)
         return Status::Invalid("attention: a turned page in a layer without turns");
-      if (!layer.v_in_k && page.v_coding != codec::Coding::kF16 &&
+      if (!layer.v_in_k && page.v_layout != nullptr &&
           (layer.v_group == 0 || layer.dim_v % layer.v_group != 0)) {
         return Status::Invalid("attention: V group " + std::to_string(layer.v_group) +
                                " does not divide " + std::to_string(layer.dim_v));
+      }
+      for (const codec::SideLayout* layout : {page.k_layout, page.v_layout}) {
+        if (layout != nullptr && layout->heads.size() != layer.n_head_kv)
+          return Status::Invalid("attention: a page's layout of another number of heads");
       }
     }
   }

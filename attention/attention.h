@@ -29,9 +29,8 @@
 
 namespace kvtamp::attention {
 
-// One page of one layer and stream, all KV heads. Head h of a coded side lies at
-// h * EncodedBytes(coding).total; of an f16 side at element h*dim of rows of n_head_kv*dim
-// elements.
+// One page of one layer and stream, all KV heads. A coded side is one block for each head, as its
+// layout says; of an f16 side head h lies at element h*dim of rows of n_head_kv*dim elements.
 struct Page {
   const std::uint8_t* k = nullptr;  // null: rows never written, read as zeros
   const std::uint8_t* v = nullptr;
@@ -43,8 +42,9 @@ struct Page {
   // still to be turned; null: as stored. The turn is put on the query instead, so coded keys are
   // not touched.
   const float* turn = nullptr;
-  codec::Coding k_coding = codec::Coding::kF16;
-  codec::Coding v_coding = codec::Coding::kF16;
+  // How a coded side lies; null: f16. Those of a stream's pages are few, and shared.
+  const codec::SideLayout* k_layout = nullptr;
+  const codec::SideLayout* v_layout = nullptr;
 };
 
 // Where rotary positions act on a key: pairs of channels from `first` on, (2i, 2i+1), or (i, i +
@@ -61,7 +61,7 @@ struct Layer {
   std::uint32_t n_head_kv = 0;
   std::uint32_t dim_k = 0, dim_v = 0;
   std::uint32_t page_size = 64;
-  std::uint32_t v_group = 64;  // elements per V scale
+  std::uint32_t v_group = 64;  // elements per V scale, in every V layout
   bool v_hadamard = false;     // coded V pages are in the rotated basis
   // Latent attention (DeepSeek-V2, arXiv:2405.04434): V is the first dim_v channels of K, and pages
   // have no V of their own.

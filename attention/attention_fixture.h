@@ -14,6 +14,7 @@
 
 #include "attention/attention.h"
 #include "codec/codec.h"
+#include "codec/layout.h"
 
 namespace kvtamp::attention {
 
@@ -40,6 +41,8 @@ struct Shape {
   std::uint32_t n_jobs = 1, n_tok = 1, n_pages = 5;
   std::uint32_t v_group = 0;  // 0: 64, or the head
   std::vector<codec::Coding> k{codec::Coding::kKInt4}, v{codec::Coding::kVLm4};  // drawn per page
+  // Of kKPlanes and kVTrellis; the heads differ by half a bit.
+  std::uint32_t centibits = 300;
   bool v_hadamard = true, mean = true;
   Cells cells = Cells::kRun;
   MaskKind mask = MaskKind::kCausal;
@@ -209,8 +212,8 @@ class World {
     page.first_cell = index * ps;
     if (shape_.cells == Cells::kScattered) page.cells = order.data() + std::size_t{index} * ps;
     if (!turns_.empty() && !Chance(25)) page.turn = turns_[rng_() % turns_.size()];
-    page.k_coding = shape_.k[rng_() % shape_.k.size()];
-    page.v_coding = shape_.v[rng_() % shape_.v.size()];
+    page.k_layout = Layout(shape_.k[rng_() % shape_.k.size()], shape_.dim_k, 0);
+    page.v_layout = Layout(shape_.v[rng_() % shape_.v.size()], shape_.dim_v, layer.v_group);
 
     std::vector<std::uint64_t>& live = words_.emplace_back((ps + 63) / 64);
     std::vector<bool> seen(ps);
@@ -236,33 +239,49 @@ class World {
                     layer.n_head_kv * layer.dim_v, 0xFFFF);
       }
     }
-    if (!shape_.null_sides || !Chance(30)) page.k = Pack(page.k_coding, k, shape_.dim_k, 0);
+    if (!shape_.null_sides || !Chance(30)) page.k = Pack(page.k_layout, k, shape_.dim_k, true);
     if (!shape_.v_in_k && (!shape_.null_sides || !Chance(30)))
-      page.v = Pack(page.v_coding, v, shape_.dim_v, layer.v_group);
+      page.v = Pack(page.v_layout, v, shape_.dim_v, false);
     return page;
   }
 
-  const std::uint8_t* Pack(codec::Coding coding, const std::vector<half_t>& rows, std::uint32_t dim,
-                           std::uint32_t group) {
+  const codec::SideLayout* Layout(codec::Coding coding, std::uint32_t dim, std::uint32_t group) {
+    if (coding == codec::Coding::kF16) return nullptr;
+    codec::SideLayout& layout = layouts_.emplace_back();
+    for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h) {
+      codec::PageShape shape{shape_.page_size, dim, group};
+      const std::uint32_t centibits = shape_.centibits + h % 2 * 50;
+      if (coding == codec::Coding::kKPlanes) {
+        shape.budget = std::min(dim * 8, (centibits * dim + 200) / 400 * 4);
+        shape.weighted = true;
+      }
+      if (coding == codec::Coding::kVTrellis)
+        shape.rate8 = codec::TrellisRate8(shape_.page_size, dim, centibits);
+      layout.Add(coding, shape);
+    }
+    return &layout;
+  }
+
+  const std::uint8_t* Pack(const codec::SideLayout* layout, const std::vector<half_t>& rows,
+                           std::uint32_t dim, bool is_k) {
     std::vector<std::uint8_t>& blob = blobs_.emplace_back();
-    if (coding == codec::Coding::kF16) {
+    if (layout == nullptr) {
       blob.resize(rows.size() * sizeof(half_t));
       std::memcpy(blob.data(), rows.data(), blob.size());
     } else {
       // Rows that are not there get codes as well, so that using them would show.
       constexpr std::uint64_t all[] = {~std::uint64_t{0}, ~std::uint64_t{0}};
-      const codec::PageShape shape{shape_.page_size, dim, group};
-      const std::size_t bytes = codec::EncodedBytes(coding, shape).total;
-      blob.resize(bytes * shape_.n_head_kv);
+      blob.resize(layout->bytes);
       for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h) {
+        const codec::SideLayout::Head& to = layout->heads[h];
         const codec::EncodeInput in{rows.data() + std::size_t{h} * dim,
                                     std::size_t{shape_.n_head_kv} * dim, all};
-        if (group == 0) {
-          codec::EncodeK(coding, shape, in,
+        if (is_k) {
+          codec::EncodeK(to.coding, to.shape, in,
                          layer.k_mean == nullptr ? nullptr : layer.k_mean + h * dim,
-                         blob.data() + h * bytes);
+                         blob.data() + to.offset);
         } else {
-          codec::EncodeV(coding, shape, in, layer.v_hadamard, blob.data() + h * bytes);
+          codec::EncodeV(to.coding, to.shape, in, layer.v_hadamard, blob.data() + to.offset);
         }
       }
     }
@@ -282,6 +301,7 @@ class World {
   std::deque<std::vector<float>> floats_;
   std::deque<std::vector<half_t>> halves_;
   std::deque<std::vector<std::uint8_t>> blobs_;
+  std::deque<codec::SideLayout> layouts_;
   std::size_t page_bytes_ = 0;
 };
 

@@ -84,13 +84,13 @@ class EveryIsa : public testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(Isa, EveryIsa, testing::ValuesIn(cpu::AvailableIsas()),
                          [](const auto& info) { return info.param; });
 
-const std::vector<Coding> kAllK = {Coding::kF16, Coding::kKInt8, Coding::kKInt4};
-const std::vector<Coding> kAllV = {Coding::kF16, Coding::kVInt8, Coding::kVLm4};
+const std::vector<Coding> kAllK = {Coding::kF16, Coding::kKInt8, Coding::kKInt4, Coding::kKPlanes};
+const std::vector<Coding> kAllV = {Coding::kF16, Coding::kVInt8, Coding::kVLm4, Coding::kVTrellis};
 
 TEST_P(EveryIsa, EachCodingAndPageSize) {
   for (const std::uint32_t n_tok : {1u, 24u}) {
     for (const std::uint32_t page_size : {16u, 32u, 64u, 128u}) {
-      for (std::size_t i = 0; i < 3; ++i) {
+      for (std::size_t i = 0; i < kAllK.size(); ++i) {
         Shape shape;
         shape.page_size = page_size;
         shape.n_tok = n_tok;
@@ -106,7 +106,7 @@ TEST_P(EveryIsa, EachCodingAndPageSize) {
 TEST_P(EveryIsa, EveryHeadSize) {
   for (const std::uint32_t n_tok : {1u, 9u}) {
     for (const std::uint32_t dim : {32u, 40u, 64u, 72u, 80u, 96u, 112u, 128u, 192u, 256u, 576u}) {
-      for (const bool coded : {false, true}) {
+      for (const int coded : {0, 1, 2}) {
         Shape shape;
         shape.n_tok = n_tok;
         shape.n_head_kv = 1;
@@ -114,9 +114,9 @@ TEST_P(EveryIsa, EveryHeadSize) {
         shape.dim_k = dim;
         shape.dim_v = dim == 576 ? 512 : dim == 192 ? 128 : dim;
         shape.n_pages = 3;
-        if (!coded) {
-          shape.k = {Coding::kF16};
-          shape.v = {Coding::kF16};
+        if (coded != 1) {
+          shape.k = {coded == 0 ? Coding::kF16 : Coding::kKPlanes};
+          shape.v = {coded == 0 ? Coding::kF16 : Coding::kVTrellis};
         }
         Compare(shape);
       }
@@ -352,7 +352,7 @@ TEST_P(EveryIsa, GridsAreTheCodecsTables) {
     Grid(coding, {64, 256, 0}, page.data(), scale, centre);
     const double levels = coding == Coding::kKInt8 ? 256 : 16;
     for (std::size_t i = 0; i < 256; ++i) {
-      ASSERT_EQ(scale[i], codec::KScaleTable(coding)[i]) << i;
+      ASSERT_EQ(scale[i], codec::KScaleTable(coding == Coding::kKInt8 ? 8 : 4)[i]) << i;
       const double want = scale[i] * (codec::KMinFactorTable()[i] * levels + (levels - 1) / 2);
       ASSERT_NEAR(centre[i], want,
                   1e-6 * scale[i] * levels * (1 + std::abs(codec::KMinFactorTable()[i])))
@@ -371,9 +371,11 @@ TEST(Attention, IntegerStagesAgree) {
   std::normal_distribution<float> normal;
   for (const std::uint32_t rows : {16u, 32u, 64u, 128u}) {
     for (const std::uint32_t dim : {40u, 64u, 128u, 576u}) {
-      for (const Coding coding : {Coding::kKInt8, Coding::kKInt4, Coding::kVInt8, Coding::kVLm4}) {
-        const bool is_k = coding == Coding::kKInt8 || coding == Coding::kKInt4;
-        const codec::PageShape shape{rows, dim, dim % 64 == 0 ? 64 : dim};
+      for (const Coding coding :
+           {Coding::kKInt8, Coding::kKInt4, Coding::kVInt8, Coding::kVLm4, Coding::kKPlanes}) {
+        const bool is_k = coding != Coding::kVInt8 && coding != Coding::kVLm4;
+        codec::PageShape shape{rows, dim, dim % 64 == 0 ? 64 : dim};
+        if (coding == Coding::kKPlanes) shape.budget = dim * 4;
         std::vector<std::uint8_t> page(codec::EncodedBytes(coding, shape).total);
         for (std::uint8_t& b : page) b = static_cast<std::uint8_t>(rng());
         // Scales of one size, or one channel decides everything; codes at both ends of their range.

@@ -14,6 +14,7 @@
 #include "attention/grid-inl.h"
 #include "attention/softmax-inl.h"
 #include "attention/unit.h"
+#include "attention/unpack-inl.h"
 
 KVTAMP_BEFORE_VNNI();
 namespace kvtamp::attention {
@@ -38,6 +39,9 @@ struct DecodeScratchLayout {
   std::uint8_t* folded;  // [kHeadsAtOnce]
   std::int32_t* ints;    // [kHeadsAtOnce, kMaxPageSize]
   std::size_t folded_stride;
+  KPlanes planes;
+  float* gathered;      // [kHeadsAtOnce, entries]
+  std::int8_t* levels;  // of V's trellis
 
   DecodeScratchLayout(Arena& arena, const Layer& layer, std::uint32_t rows) {
     const std::uint32_t dk = RoundUp(layer.dim_k, 16), dv = RoundUp(layer.dim_v, 16);
@@ -52,9 +56,13 @@ struct DecodeScratchLayout {
     mask = arena.Take<float>(std::size_t{rows} * codec::kMaxPageSize);
     mask_row = arena.Take<half_t>(codec::kMaxPageSize);
     grid = arena.Take<float>(std::max<std::size_t>(2 * dk, codec::kMaxPageSize));
-    folded_stride = FoldedBytes(std::max(dk, codec::kMaxPageSize));
+    const std::uint32_t entries = KPlanes::MaxEntries(layer);
+    folded_stride = FoldedBytes(std::max(entries, codec::kMaxPageSize));
     folded = arena.Take<std::uint8_t>(kHeadsAtOnce * folded_stride);
     ints = arena.Take<std::int32_t>(kHeadsAtOnce * codec::kMaxPageSize);
+    planes = KPlanes(arena, layer);
+    gathered = arena.Take<float>(std::size_t{kHeadsAtOnce} * entries);
+    levels = arena.Take<std::int8_t>(std::size_t{dv} * layer.page_size);
   }
 };
 
@@ -68,12 +76,12 @@ struct Active {
 // Bytes from a side of a page to the same place of the next page; 0 if that is not of the same
 // kind.
 HWY_INLINE std::ptrdiff_t AheadK(const Page& page, const Page* next) {
-  return next == nullptr || next->k == nullptr || next->k_coding != page.k_coding
+  return next == nullptr || next->k == nullptr || next->k_layout != page.k_layout
              ? 0
              : next->k - page.k;
 }
 HWY_INLINE std::ptrdiff_t AheadV(const Page& page, const Page* next) {
-  return next == nullptr || next->v == nullptr || next->v_coding != page.v_coding
+  return next == nullptr || next->v == nullptr || next->v_layout != page.v_layout
              ? 0
              : next->v - page.v;
 }
@@ -83,9 +91,9 @@ HWY_INLINE void PrefetchBytes(const std::uint8_t* p, std::size_t n) {
 }
 
 template <int kHeads>
-HWY_INLINE void ScoreCoded(const Layer& layer, const Page& page, const std::uint8_t* k,
-                           std::ptrdiff_t ahead, const DecodeScratchLayout& s,
-                           const std::uint8_t* rows) {
+HWY_INLINE void ScoreCoded(const Layer& layer, const Page& page, codec::Coding coding,
+                           const std::uint8_t* k, std::ptrdiff_t ahead,
+                           const DecodeScratchLayout& s, const std::uint8_t* rows) {
   const std::uint32_t dk = RoundUp(layer.dim_k, 16);
   const float* q[kHeads];
   std::uint8_t* folded[kHeads];
@@ -97,12 +105,20 @@ HWY_INLINE void ScoreCoded(const Layer& layer, const Page& page, const std::uint
   }
   float step[4], centre[4];
   std::int32_t sum[4];
-  Fold<kHeads, true>(q, s.grid, s.grid + dk, dk, folded, step, centre, sum);
-  KDots<kHeads>(page.k_coding, k + 2 * layer.dim_k, layer.page_size, layer.dim_k, folded, ahead,
-                ints);
+  float mid;
+  if (coding == codec::Coding::kKPlanes) {
+    FoldEntries<kHeads>(q, s.grid + dk, dk, s.planes.channel, s.planes.factor, s.planes.twice_mid,
+                        RoundUp(s.planes.n(), 16), s.gathered, folded, step, centre, sum);
+    KDots<kHeads>(codec::Coding::kKInt8, s.planes.codes, layer.page_size, s.planes.n(), folded, 0,
+                  ints);
+    mid = 0.5f;
+  } else {
+    Fold<kHeads, true>(q, s.grid, s.grid + dk, dk, folded, step, centre, sum);
+    KDots<kHeads>(coding, k + 2 * layer.dim_k, layer.page_size, layer.dim_k, folded, ahead, ints);
+    mid = MidCode(coding);
+  }
   const hn::ScalableTag<float> d;
   const hn::ScalableTag<std::int32_t> di;
-  const float mid = MidCode(page.k_coding);
   for (int h = 0; h < kHeads; ++h) {
     // Centred at the mid code: what rounding took from q's part in the constant term stays exact.
     const auto base =
@@ -126,12 +142,21 @@ HWY_INLINE void Scores(const Layer& layer, const Page& page, const Page* next,
     return;
   }
   const std::uint8_t* k = page.k;
-  const bool coded = page.k_coding != codec::Coding::kF16;
+  const bool coded = page.k_layout != nullptr;
+  codec::Coding coding = codec::Coding::kF16;
   std::ptrdiff_t ahead = AheadK(page, next);
   if (coded) {
-    k += head_kv * codec::EncodedBytes(page.k_coding, {layer.page_size, layer.dim_k, 0}).total;
-    KGrid(page.k_coding, k, layer.dim_k, s.grid, s.grid + dk);
-    PrefetchBytes(k + ahead, 2 * layer.dim_k);
+    const codec::SideLayout::Head& block = page.k_layout->heads[head_kv];
+    coding = block.coding;
+    k += block.offset;
+    if (coding == codec::Coding::kKPlanes) {
+      PrefetchBytes(k + ahead, block.bytes);
+      KPlanesGrid(k, layer.dim_k, s.grid, s.grid + dk);
+      UnpackK(block.shape, k, s.grid, s.planes);
+    } else {
+      KGrid(coding, k, layer.dim_k, s.grid, s.grid + dk);
+      PrefetchBytes(k + ahead, block.scales);
+    }
   } else {
     k += std::size_t{head_kv} * layer.dim_k * sizeof(half_t);
   }
@@ -140,16 +165,16 @@ HWY_INLINE void Scores(const Layer& layer, const Page& page, const Page* next,
     if (coded) {
       switch (std::min(kHeadsAtOnce, active.n - i)) {
         case 1:
-          ScoreCoded<1>(layer, page, k, ahead, s, rows);
+          ScoreCoded<1>(layer, page, coding, k, ahead, s, rows);
           break;
         case 2:
-          ScoreCoded<2>(layer, page, k, ahead, s, rows);
+          ScoreCoded<2>(layer, page, coding, k, ahead, s, rows);
           break;
         case 3:
-          ScoreCoded<3>(layer, page, k, ahead, s, rows);
+          ScoreCoded<3>(layer, page, coding, k, ahead, s, rows);
           break;
         default:
-          ScoreCoded<4>(layer, page, k, ahead, s, rows);
+          ScoreCoded<4>(layer, page, coding, k, ahead, s, rows);
       }
     } else {
       const float* q[kHeadsAtOnce];
@@ -210,9 +235,16 @@ HWY_INLINE void Softmax(const Layer& layer, const Params& params, const Page& pa
   std::fill(score + padded, score + layer.page_size, 0.0f);
 }
 
+// A head's coded V: its scales, and codes of kVInt8 or kVLm4.
+struct VCodes {
+  const std::uint8_t* scales;
+  codec::Coding coding;
+  const std::uint8_t* codes;
+};
+
 template <int kHeads>
-HWY_INLINE void AccumulateCoded(const Layer& layer, const Page& page, const std::uint8_t* v,
-                                std::ptrdiff_t ahead, float* acc, const DecodeScratchLayout& s,
+HWY_INLINE void AccumulateCoded(const Layer& layer, const VCodes& v, std::ptrdiff_t ahead,
+                                float* acc, const DecodeScratchLayout& s,
                                 const std::uint8_t* rows) {
   const std::uint32_t dv = RoundUp(layer.dim_v, 16), group = layer.v_group,
                       page_size = layer.page_size;
@@ -224,20 +256,19 @@ HWY_INLINE void AccumulateCoded(const Layer& layer, const Page& page, const std:
     folded[h] = s.folded + h * s.folded_stride;
     ints[h] = s.ints + h * codec::kMaxPageSize;
   }
-  const std::uint8_t* codes = v + layer.dim_v / group * page_size;
-  const std::size_t block_bytes = BlockBytes(page.v_coding, page_size);
+  const std::size_t block_bytes = BlockBytes(v.coding, page_size);
   const hn::ScalableTag<float> d;
   const hn::ScalableTag<std::int32_t> di;
   const std::uint32_t lanes = static_cast<std::uint32_t>(hn::Lanes(d));
   for (std::uint32_t g = 0; g < layer.dim_v / group; ++g) {
-    VGrid(v + g * page_size, page_size, s.grid);
+    VGrid(v.scales + g * page_size, page_size, s.grid);
     float step[4];
     Fold<kHeads, false>(p, s.grid, nullptr, page_size, folded, step, nullptr, nullptr);
     const std::uint32_t first = g * group, end = first + group, end_block = (end + 15) / 16;
     for (std::uint32_t block = first / 16; block < end_block; block += kBlocksAtOnce) {
       const std::uint32_t n = std::min(kBlocksAtOnce, end_block - block), c0 = block * 16,
                           c1 = c0 + n * 16;
-      VDots<kHeads>(page.v_coding, codes + block * block_bytes, n, page_size, folded, ahead, ints);
+      VDots<kHeads>(v.coding, v.codes + block * block_bytes, n, page_size, folded, ahead, ints);
       for (int h = 0; h < kHeads; ++h) {
         float* out = acc + std::size_t{rows[h]} * dv;
         if (first <= c0 && c1 <= end) {
@@ -261,14 +292,23 @@ HWY_INLINE void Accumulate(const Layer& layer, const Page& page, const Page* nex
                            const Active& active) {
   if (page.v == nullptr) return;
   const std::uint32_t dv = RoundUp(layer.dim_v, 16);
-  const bool coded = page.v_coding != codec::Coding::kF16;
-  const std::uint8_t* v =
-      page.v + head_kv * (coded ? codec::EncodedBytes(page.v_coding,
-                                                      {layer.page_size, layer.dim_v, layer.v_group})
-                                      .total
-                                : layer.dim_v * sizeof(half_t));
+  const bool coded = page.v_layout != nullptr;
   std::ptrdiff_t ahead = AheadV(page, next);
-  if (coded) PrefetchBytes(v + ahead, layer.dim_v / layer.v_group * layer.page_size);
+  VCodes codes{};
+  if (coded) {
+    const codec::SideLayout::Head& block = page.v_layout->heads[head_kv];
+    const std::uint8_t* v = page.v + block.offset;
+    codes = {v, block.coding, v + block.scales};
+    if (block.coding == codec::Coding::kVTrellis) {
+      PrefetchBytes(v + ahead, block.bytes);
+      UnpackV(block.shape, codes.codes, s.levels);
+      codes.coding = codec::Coding::kVInt8;
+      codes.codes = reinterpret_cast<const std::uint8_t*>(s.levels);
+      ahead = 0;
+    } else {
+      PrefetchBytes(v + ahead, block.scales);
+    }
+  }
   for (std::uint32_t i = 0; i < active.n; i += kHeadsAtOnce) {
     const std::uint8_t* rows = active.row + i;
     const std::uint32_t n = std::min(kHeadsAtOnce, active.n - i);
@@ -276,16 +316,16 @@ HWY_INLINE void Accumulate(const Layer& layer, const Page& page, const Page* nex
       float* acc = layer.v_hadamard ? s.acc_rotated : s.acc;
       switch (n) {
         case 1:
-          AccumulateCoded<1>(layer, page, v, ahead, acc, s, rows);
+          AccumulateCoded<1>(layer, codes, ahead, acc, s, rows);
           break;
         case 2:
-          AccumulateCoded<2>(layer, page, v, ahead, acc, s, rows);
+          AccumulateCoded<2>(layer, codes, ahead, acc, s, rows);
           break;
         case 3:
-          AccumulateCoded<3>(layer, page, v, ahead, acc, s, rows);
+          AccumulateCoded<3>(layer, codes, ahead, acc, s, rows);
           break;
         default:
-          AccumulateCoded<4>(layer, page, v, ahead, acc, s, rows);
+          AccumulateCoded<4>(layer, codes, ahead, acc, s, rows);
       }
     } else {
       const float* p[kHeadsAtOnce];
@@ -294,9 +334,9 @@ HWY_INLINE void Accumulate(const Layer& layer, const Page& page, const Page* nex
         p[h] = s.score + std::size_t{rows[h]} * codec::kMaxPageSize;
         acc[h] = s.acc + std::size_t{rows[h]} * dv;
       }
-      F16Accumulate(reinterpret_cast<const half_t*>(v), std::size_t{layer.n_head_kv} * layer.dim_v,
-                    layer.dim_v, page.rows, n, p, ahead / std::ptrdiff_t{sizeof(half_t)}, acc,
-                    masks_differ);
+      F16Accumulate(reinterpret_cast<const half_t*>(page.v) + std::size_t{head_kv} * layer.dim_v,
+                    std::size_t{layer.n_head_kv} * layer.dim_v, layer.dim_v, page.rows, n, p,
+                    ahead / std::ptrdiff_t{sizeof(half_t)}, acc, masks_differ);
     }
     ahead = 0;  // once is enough
   }

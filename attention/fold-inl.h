@@ -33,7 +33,8 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// K: 255 * 14592 * 576 < 2^31. V: 127 * 32767 * 128 < 2^31, and a signed 16-bit factor holds it.
+// K: 255 * 14592 * 576 < 2^31; 15 * 14592 * 1744 for entries. V: 127 * 32767 * 128 < 2^31, and a
+// signed 16-bit factor holds it.
 inline constexpr float kMaxFoldedK = 14592.0f;
 inline constexpr float kMaxFoldedV = 32767.0f;
 
@@ -127,6 +128,54 @@ HWY_INLINE void Fold(const float* const* a, const float* b, const float* centre,
     }
   }
   if (kIsK) Reduce4<kHeads>(di, SumOp(), sums, sum);
+}
+
+// The same for entries, each a channel of `a` (of dim elements, a multiple of 16) and a factor; n
+// is a multiple of 16. sum[h] is that of the integers times m[i]. gathered: [kHeads, n] scratch.
+template <int kHeads>
+HWY_INLINE void FoldEntries(const float* const* a, const float* centre, std::size_t dim,
+                            const std::int32_t* channel, const float* factor, const std::int32_t* m,
+                            std::size_t n, float* gathered, std::uint8_t* const* out, float* step,
+                            float* dot, std::int32_t* sum) {
+  const hn::ScalableTag<float> d;
+  const hn::ScalableTag<std::int32_t> di;
+  const std::size_t lanes = hn::Lanes(d);
+  hn::Vec<decltype(d)> max[kHeads], dots[kHeads];
+  for (int h = 0; h < kHeads; ++h) max[h] = dots[h] = hn::Zero(d);
+  for (std::size_t c = 0; c < dim; c += lanes) {
+    const auto mid = hn::Load(d, centre + c);
+    for (int h = 0; h < kHeads; ++h) dots[h] = hn::MulAdd(hn::Load(d, a[h] + c), mid, dots[h]);
+  }
+  for (std::size_t i = 0; i < n; i += lanes) {
+    const auto f = hn::Load(d, factor + i);
+    const auto index = hn::Load(di, channel + i);
+    for (int h = 0; h < kHeads; ++h) {
+      const auto y = hn::Mul(hn::GatherIndex(d, a[h], index), f);
+      hn::Store(y, d, gathered + static_cast<std::size_t>(h) * n + i);
+      max[h] = hn::Max(max[h], hn::Abs(y));
+    }
+  }
+  float top[4];
+  Reduce4<kHeads>(d, MaxOp(), max, top);
+  Reduce4<kHeads>(d, SumOp(), dots, dot);
+  hn::Vec<decltype(d)> inverse[kHeads];
+  hn::Vec<decltype(di)> sums[kHeads];
+  for (int h = 0; h < kHeads; ++h) {
+    const bool some = top[h] > 1e-30f;
+    inverse[h] = hn::Set(d, some ? kMaxFoldedK / top[h] : 0.0f);
+    step[h] = some ? top[h] * (1.0f / kMaxFoldedK) : 0.0f;
+    sums[h] = hn::Zero(di);
+  }
+  for (std::size_t i = 0; i < n; i += lanes) {
+    const auto weight = hn::Load(di, m + i);
+    for (int h = 0; h < kHeads; ++h) {
+      const auto y = hn::Load(d, gathered + static_cast<std::size_t>(h) * n + i);
+      const auto x = ToInt(d, hn::Mul(y, inverse[h]));
+      sums[h] = hn::Add(sums[h], hn::Mul(x, weight));
+      StoreFolded<true>(x, i, out[h]);
+    }
+  }
+  Reduce4<kHeads>(di, SumOp(), sums, sum);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -17,6 +17,10 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
+// Bits of a code, where all channels have the same.
+HWY_INLINE std::uint32_t KBits(codec::Coding coding) {
+  return coding == codec::Coding::kKInt8 ? 8 : 4;
+}
 HWY_INLINE float MidCode(codec::Coding coding) {
   return coding == codec::Coding::kKInt8 ? 127.5f : 7.5f;
 }
@@ -52,7 +56,7 @@ HWY_INLINE void KGrid(codec::Coding coding, const std::uint8_t* page, std::uint3
   const hn::ScalableTag<float> d;
   const hn::RebindToSigned<decltype(d)> di;
   const hn::Rebind<std::uint8_t, decltype(d)> du8;
-  const float* table = codec::KScaleTable(coding);
+  const float* table = codec::KScaleTable(KBits(coding));
   const float* factors = codec::KMinFactorTable();
   const auto levels = hn::Set(d, coding == codec::Coding::kKInt8 ? 256.0f : 16.0f);
   const auto mid = hn::Set(d, MidCode(coding));
@@ -64,6 +68,35 @@ HWY_INLINE void KGrid(codec::Coding coding, const std::uint8_t* page, std::uint3
         hn::GatherIndex(d, factors, hn::PromoteTo(di, hn::LoadU(du8, page + dim + c)));
     hn::Store(s, d, scale + c);
     hn::Store(hn::Mul(s, hn::MulAdd(factor, levels, mid)), d, centre + c);
+  }
+}
+
+// The same where each channel has its own width: a scale of b bits is that of 0 bits over 2^b.
+HWY_INLINE void KPlanesGrid(const std::uint8_t* page, std::uint32_t dim, float* scale,
+                            float* centre) {
+  const hn::ScalableTag<float> d;
+  const hn::RebindToSigned<decltype(d)> di;
+  const hn::Rebind<std::uint8_t, decltype(d)> du8;
+  const float* table = codec::KScaleTable(0);
+  const float* factors = codec::KMinFactorTable();
+  HWY_ALIGN std::int32_t width[codec::kMaxDim];
+  for (std::uint32_t c = 0; c < dim; c += 2) {
+    const std::uint32_t two = page[2 * dim + c / 2];
+    width[c] = static_cast<std::int32_t>(std::min(8u, two & 15u));
+    width[c + 1] = static_cast<std::int32_t>(std::min(8u, two >> 4));
+  }
+  for (std::uint32_t c = dim; c < RoundUp(dim, 16); ++c) width[c] = 0;
+  const auto low = hn::Set(di, 15);
+  const auto half = hn::Set(d, 0.5f);
+  for (std::uint32_t c = 0; c < RoundUp(dim, 16); c += static_cast<std::uint32_t>(hn::Lanes(d))) {
+    const auto k = hn::PromoteTo(di, hn::LoadU(du8, page + c));
+    const auto unit = TimesPowerOf2(d, Lookup16(d, table, hn::And(k, low)), hn::ShiftRight<4>(k));
+    const auto s = TimesPowerOf2(d, unit, hn::Neg(hn::Load(di, width + c)));
+    const auto factor =
+        hn::GatherIndex(d, factors, hn::PromoteTo(di, hn::LoadU(du8, page + dim + c)));
+    hn::Store(s, d, scale + c);
+    // min + scale * (2^width - 1) / 2, and unit is scale * 2^width.
+    hn::Store(hn::MulAdd(unit, hn::Add(factor, half), hn::Neg(hn::Mul(s, half))), d, centre + c);
   }
 }
 

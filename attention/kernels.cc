@@ -61,15 +61,46 @@ namespace HWY_NAMESPACE {
 
 void GridOf(codec::Coding coding, const codec::PageShape& shape, const std::uint8_t* page,
             float* scale, float* centre) {
-  if (coding == codec::Coding::kKInt8 || coding == codec::Coding::kKInt4) {
+  if (coding == codec::Coding::kKPlanes) {
+    KPlanesGrid(page, shape.dim, scale, centre);
+  } else if (coding == codec::Coding::kKInt8 || coding == codec::Coding::kKInt4) {
     KGrid(coding, page, shape.dim, scale, centre);
   } else {
     VGrid(page, shape.dim / shape.group * shape.rows, scale);
   }
 }
 
+void KPlanesIntegersOf(const codec::PageShape& shape, const std::uint8_t* page, const float* q,
+                       IntegerStage& stage) {
+  Layer layer;
+  layer.dim_k = shape.dim;
+  layer.page_size = shape.rows;
+  const std::uint32_t entries = KPlanes::MaxEntries(layer), dim = RoundUp(shape.dim, 16);
+  Workspace workspace;
+  Arena arena(workspace.Get(std::size_t{entries} * shape.rows + 32 * entries + (1 << 16)));
+  const KPlanes planes(arena, layer);
+  float* grid = arena.Take<float>(2 * dim);
+  float* padded = arena.Take<float>(dim);
+  float* gathered = arena.Take<float>(entries);
+  std::uint8_t* in[] = {arena.Take<std::uint8_t>(FoldedBytes(entries))};
+  std::fill_n(padded, dim, 0.0f);
+  std::copy_n(q, shape.dim, padded);
+  KPlanesGrid(page, shape.dim, grid, grid + dim);
+  UnpackK(shape, page, grid, planes);
+  const float* from[] = {padded};
+  std::int32_t* out[] = {stage.out};
+  float step[4], dot[4];
+  std::int32_t sum[4];
+  FoldEntries<1>(from, grid + dim, dim, planes.channel, planes.factor, planes.twice_mid,
+                 RoundUp(planes.n(), 16), gathered, in, step, dot, sum);
+  stage.step = step[0];
+  stage.sum = sum[0];
+  KDots<1>(codec::Coding::kKInt8, planes.codes, shape.rows, planes.n(), in, 0, out);
+}
+
 void KIntegersOf(codec::Coding coding, const codec::PageShape& shape, const std::uint8_t* page,
                  const float* q, IntegerStage& stage) {
+  if (coding == codec::Coding::kKPlanes) return KPlanesIntegersOf(shape, page, q, stage);
   HWY_ALIGN float grid[2 * codec::kMaxDim];
   HWY_ALIGN float padded[codec::kMaxDim] = {};
   HWY_ALIGN std::uint8_t folded[FoldedBytes(codec::kMaxDim)];

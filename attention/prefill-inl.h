@@ -43,6 +43,8 @@ struct PrefillScratchLayout {
   std::uint32_t n_masks = 0;
   MaskClass* classes;  // [mask rows][kMaxTilePages]
   half_t* mask_row;    // [kMaxPageSize]
+  KPlanes planes;
+  std::int8_t* levels;  // of V's trellis
 
   PrefillScratchLayout(Arena& arena, const Layer& layer, std::uint32_t rows) {
     const std::uint32_t lanes = RoundUp(rows, StripLanes());
@@ -63,6 +65,8 @@ struct PrefillScratchLayout {
     first_of = arena.Take<std::uint16_t>(rows + 1);
     classes = arena.Take<MaskClass>(std::size_t{rows} * kMaxTilePages);
     mask_row = arena.Take<half_t>(codec::kMaxPageSize);
+    planes = KPlanes(arena, layer);
+    levels = arena.Take<std::int8_t>(std::size_t{dv} * layer.page_size);
   }
 };
 
@@ -128,9 +132,9 @@ HWY_INLINE std::uint32_t FillTile(const Unit& unit, std::uint32_t i, const Prefi
     Tile::Part part{&page, OpenRowsOf(page, unit.job->n_kv), tile.tokens,
                     RoundUp(page.rows, std::min(32u, layer.page_size))};
     if (part.cols == 0) continue;
-    const bool k_rows = page.k != nullptr && page.k_coding == codec::Coding::kF16;
-    const bool v_rotated = !layer.v_in_k && page.v != nullptr &&
-                           page.v_coding != codec::Coding::kF16 && layer.v_hadamard;
+    const bool k_rows = page.k != nullptr && page.k_layout == nullptr;
+    const bool v_rotated =
+        !layer.v_in_k && page.v != nullptr && page.v_layout != nullptr && layer.v_hadamard;
     if (tile.n_parts > 0 &&
         (tile.tokens + part.cols > capacity || k_rows != tile.k_rows ||
          v_rotated != tile.v_rotated || page.turn != tile.turn || tile.n_parts == kMaxTilePages)) {
@@ -165,9 +169,13 @@ HWY_INLINE void DecodeTile(const Unit& unit, const Tile& tile, const PrefillScra
       KTileF16(reinterpret_cast<const half_t*>(page.k) + std::size_t{unit.head_kv} * dk,
                std::size_t{layer.n_head_kv} * dk, page.rows, part.cols, dk, k);
     } else {
-      KTileCoded(page.k_coding,
-                 page.k + unit.head_kv * codec::EncodedBytes(page.k_coding, {rows, dk, 0}).total,
-                 mean, rows, part.cols, dk, s.grid, k);
+      const codec::SideLayout::Head& block = page.k_layout->heads[unit.head_kv];
+      const std::uint8_t* from = page.k + block.offset;
+      if (block.coding == codec::Coding::kKPlanes) {
+        KTilePlanes(block.shape, from, mean, part.cols, s.grid, s.planes, k);
+      } else {
+        KTileCoded(block.coding, from, mean, rows, part.cols, dk, s.grid, k);
+      }
     }
     if (layer.v_in_k) {
       if (tile.k_rows)  // else the K tile serves
@@ -178,15 +186,22 @@ HWY_INLINE void DecodeTile(const Unit& unit, const Tile& tile, const PrefillScra
       for (std::uint32_t c = 0; c < dv; c += 16) {
         std::fill_n(s.v + (std::size_t{c / 16} * tile.tokens + part.t0) * 16, part.cols * 16, 0.0f);
       }
-    } else if (page.v_coding == codec::Coding::kF16) {
+    } else if (page.v_layout == nullptr) {
       VTileF16(reinterpret_cast<const half_t*>(page.v) + std::size_t{unit.head_kv} * dv,
                std::size_t{layer.n_head_kv} * dv, page.rows, part.cols, dv, s.v, tile.tokens,
                part.t0);
     } else {
-      VTileCoded(page.v_coding,
-                 page.v + unit.head_kv *
-                              codec::EncodedBytes(page.v_coding, {rows, dv, layer.v_group}).total,
-                 rows, part.cols, dv, layer.v_group, s.grid, s.v, tile.tokens, part.t0);
+      const codec::SideLayout::Head& block = page.v_layout->heads[unit.head_kv];
+      const std::uint8_t* from = page.v + block.offset;
+      const std::uint8_t* codes = from + block.scales;
+      codec::Coding coding = block.coding;
+      if (coding == codec::Coding::kVTrellis) {
+        UnpackV(block.shape, codes, s.levels);
+        codes = reinterpret_cast<const std::uint8_t*>(s.levels);
+        coding = codec::Coding::kVInt8;
+      }
+      VTileCoded(coding, from, codes, rows, part.cols, dv, layer.v_group, s.grid, s.v, tile.tokens,
+                 part.t0);
     }
   }
 }

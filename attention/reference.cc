@@ -17,14 +17,13 @@ void RowOfK(const Layer& layer, const Page& page, std::uint32_t head, std::uint3
   const std::uint32_t dim = layer.dim_k;
   if (page.k == nullptr) {
     std::fill_n(out, dim, 0.0f);
-  } else if (page.k_coding == codec::Coding::kF16) {
+  } else if (page.k_layout == nullptr) {
     const auto* rows = reinterpret_cast<const half_t*>(page.k);
     for (std::uint32_t c = 0; c < dim; ++c)
       out[c] = HalfToFloat(rows[(row * layer.n_head_kv + head) * dim + c]);
   } else {
-    const codec::PageShape shape{layer.page_size, dim, 0};
-    codec::DecodeRowK(page.k_coding, shape,
-                      page.k + head * codec::EncodedBytes(page.k_coding, shape).total,
+    const codec::SideLayout::Head& block = page.k_layout->heads[head];
+    codec::DecodeRowK(block.coding, block.shape, page.k + block.offset,
                       layer.k_mean == nullptr ? nullptr : layer.k_mean + head * dim, row, out);
   }
   if (page.turn == nullptr) return;
@@ -46,15 +45,13 @@ void RowOfV(const Layer& layer, const Page& page, std::uint32_t head, std::uint3
     std::copy_n(key.begin(), dim, out);
   } else if (page.v == nullptr) {
     std::fill_n(out, dim, 0.0f);
-  } else if (page.v_coding == codec::Coding::kF16) {
+  } else if (page.v_layout == nullptr) {
     const auto* rows = reinterpret_cast<const half_t*>(page.v);
     for (std::uint32_t c = 0; c < dim; ++c)
       out[c] = HalfToFloat(rows[(row * layer.n_head_kv + head) * dim + c]);
   } else {
-    const codec::PageShape shape{layer.page_size, dim, layer.v_group};
-    codec::DecodeRowV(page.v_coding, shape,
-                      page.v + head * codec::EncodedBytes(page.v_coding, shape).total,
-                      layer.v_hadamard, row, out);
+    const codec::SideLayout::Head& block = page.v_layout->heads[head];
+    codec::DecodeRowV(block.coding, block.shape, page.v + block.offset, layer.v_hadamard, row, out);
   }
 }
 

@@ -17,6 +17,7 @@
 #include "attention/grid-inl.h"
 #include "attention/softmax-inl.h"
 #include "attention/unit.h"
+#include "attention/unpack-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -104,6 +105,41 @@ HWY_NOINLINE void KTileCoded(codec::Coding coding, const std::uint8_t* page, con
   }
 }
 
+// The same of kKPlanes: each plane is added to its channel.
+HWY_NOINLINE void KTilePlanes(const codec::PageShape& shape, const std::uint8_t* page,
+                              const float* mean, std::uint32_t cols, float* grid,
+                              const KPlanes& planes, float* tile) {
+  const hn::ScalableTag<float> d;
+  const hn::RebindToUnsigned<decltype(d)> du;
+  const std::uint32_t lanes = static_cast<std::uint32_t>(hn::Lanes(d)), dim = shape.dim;
+  float* scale = grid;
+  float* centre = grid + RoundUp(dim, 16);
+  KPlanesGrid(page, dim, scale, centre);
+  UnpackK(shape, page, scale, planes);
+  for (std::uint32_t t = 0; t < cols; t += lanes) {
+    float* panel = tile + std::size_t{t / 16} * dim * 16 + t % 16;
+    for (std::uint32_t c = 0; c < dim; ++c)
+      hn::StoreU(hn::Set(d, centre[c] + (mean != nullptr ? mean[c] : 0.0f)), d, panel + c * 16);
+    const auto add = [&](std::uint32_t e, auto code) HWY_ATTR {
+      float* at = panel + planes.channel[e] * 16;
+      const float f = planes.factor[e];
+      // From the middle of the codes, as `centre` is.
+      const auto x = hn::Sub(hn::ConvertTo(d, hn::BitCast(hn::RebindToSigned<decltype(d)>(), code)),
+                             hn::Set(d, 0.5f * static_cast<float>(planes.twice_mid[e])));
+      hn::StoreU(hn::MulAdd(x, hn::Set(d, f), hn::LoadU(d, at)), d, at);
+    };
+    const auto byte = hn::Set(du, 255u);
+    const std::uint8_t* p = planes.codes + t * 4;
+    for (std::uint32_t e = 0; e < planes.n(); e += 4, p += shape.rows * 4) {
+      const auto x = hn::LoadU(du, reinterpret_cast<const std::uint32_t*>(p));
+      add(e, hn::And(x, byte));
+      add(e + 1, hn::And(hn::ShiftRight<8>(x), byte));
+      add(e + 2, hn::And(hn::ShiftRight<16>(x), byte));
+      add(e + 3, hn::ShiftRight<24>(x));
+    }
+  }
+}
+
 // tile: [cols][dim up to 16]; rows past `used` become zeros.
 HWY_NOINLINE void KTileF16(const half_t* k, std::size_t stride, std::uint32_t used,
                            std::uint32_t cols, std::uint32_t dim, float* tile) {
@@ -125,8 +161,8 @@ HWY_INLINE void StoreToken(D d, hn::Vec<hn::RebindToSigned<D>> levels, hn::Vec<D
   hn::StoreU(hn::Mul(hn::ConvertTo(d, level), scale), d, out + kByte * 16);
 }
 
-// The scale of token t for the lanes of one block: one group's, or each lane's own. Lanes beyond the head
-// (its last block is padded) get any.
+// The scale of token t for the lanes of one block: one group's, or each lane's own. Lanes beyond
+// the head (its last block is padded) get any.
 template <class D>
 HWY_INLINE hn::Vec<D> TokenScale(D d, const float* scale, std::uint32_t t, std::uint32_t rows,
                                  std::uint32_t first, std::uint32_t group, std::uint32_t dim) {
@@ -141,15 +177,15 @@ HWY_INLINE hn::Vec<D> TokenScale(D d, const float* scale, std::uint32_t t, std::
 }
 
 // grid: [dim / group, rows]. tile: panels of `tokens` tokens, this page's from t0 on.
-HWY_NOINLINE void VTileCoded(codec::Coding coding, const std::uint8_t* page, std::uint32_t rows,
-                             std::uint32_t cols, std::uint32_t dim, std::uint32_t group,
-                             float* grid, float* tile, std::uint32_t tokens, std::uint32_t t0) {
+HWY_NOINLINE void VTileCoded(codec::Coding coding, const std::uint8_t* page,
+                             const std::uint8_t* codes, std::uint32_t rows, std::uint32_t cols,
+                             std::uint32_t dim, std::uint32_t group, float* grid, float* tile,
+                             std::uint32_t tokens, std::uint32_t t0) {
   const hn::ScalableTag<float> d;
   const hn::RebindToSigned<decltype(d)> di;
   const std::uint32_t lanes = static_cast<std::uint32_t>(hn::Lanes(d));
   const std::uint32_t n_groups = dim / group;
   VGrid(page, n_groups * rows, grid);
-  const std::uint8_t* codes = page + n_groups * rows;
   const bool int8 = coding == codec::Coding::kVInt8;
 #if HWY_TARGET != HWY_SCALAR
   const hn::Repartition<std::int8_t, decltype(d)> d8;

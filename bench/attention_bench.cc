@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <random>
 #include <string>
 #include <vector>
@@ -41,8 +42,12 @@ class OpenMp final : public Executor {
 struct Case {
   const char* name;
   Coding k, v;
+  std::uint32_t bits = 0;
 };
-constexpr Case kCases[] = {{"int4", Coding::kKInt4, Coding::kVLm4},
+constexpr Case kCases[] = {{"k4v4", Coding::kKPlanes, Coding::kVLm4, 4},
+                           {"k3v3", Coding::kKPlanes, Coding::kVTrellis, 3},
+                           {"k2v2", Coding::kKPlanes, Coding::kVTrellis, 2},
+                           {"int4", Coding::kKInt4, Coding::kVLm4},
                            {"int8", Coding::kKInt8, Coding::kVInt8},
                            {"f16", Coding::kF16, Coding::kF16}};
 
@@ -59,14 +64,16 @@ class Stream {
     params.scale = 1.0f / std::sqrt(static_cast<float>(dim));
     mean_ = Floats(std::size_t{n_head_kv} * dim);
     layer.k_mean = mean_.data();
+    const codec::SideLayout* k_layout = Layout(c.k, dim, 0, c.bits);
+    const codec::SideLayout* v_layout = Layout(c.v, dim, layer.v_group, c.bits);
     for (std::uint32_t cell = 0; cell < length; cell += layer.page_size) {
       Page page;
       page.rows = layer.page_size;
       page.first_cell = cell;
-      page.k_coding = c.k;
-      page.v_coding = c.v;
-      page.k = Side(c.k, dim, 0);
-      page.v = Side(c.v, dim, layer.v_group);
+      page.k_layout = k_layout;
+      page.v_layout = v_layout;
+      page.k = Side(k_layout, dim);
+      page.v = Side(v_layout, dim);
       pages_.push_back(page);
     }
     q_ = Floats(std::size_t{n_tok} * params.n_head * dim);
@@ -114,29 +121,44 @@ class Stream {
     return v;
   }
 
-  const std::uint8_t* Side(Coding coding, std::uint32_t dim, std::uint32_t group) {
-    const codec::PageShape shape{layer.page_size, dim, group};
-    const codec::PageBytes size = codec::EncodedBytes(coding, shape);
-    std::vector<std::uint64_t>& words = blobs_.emplace_back((size.total * layer.n_head_kv + 7) / 8);
+  const codec::SideLayout* Layout(Coding coding, std::uint32_t dim, std::uint32_t group,
+                                  std::uint32_t bits) {
+    if (coding == Coding::kF16) return nullptr;
+    codec::SideLayout& layout = layouts_.emplace_back();
+    codec::PageShape shape{layer.page_size, dim, group};
+    if (coding == Coding::kKPlanes) shape.budget = bits * dim;
+    if (coding == Coding::kVTrellis) shape.rate8 = bits * 8;
+    for (std::uint32_t h = 0; h < layer.n_head_kv; ++h) layout.Add(coding, shape);
+    return &layout;
+  }
+
+  const std::uint8_t* Side(const codec::SideLayout* layout, std::uint32_t dim) {
+    const std::size_t total = layout != nullptr
+                                  ? layout->bytes
+                                  : std::size_t{layer.page_size} * layer.n_head_kv * dim * 2;
+    std::vector<std::uint64_t>& words = blobs_.emplace_back((total + 7) / 8);
     for (std::uint64_t& w : words) w = rng_();
     auto* bytes = reinterpret_cast<std::uint8_t*>(words.data());
-    if (coding == Coding::kF16) {
+    bytes_ += total;
+    if (layout == nullptr) {
       auto* halves = reinterpret_cast<half_t*>(bytes);
-      for (std::size_t i = 0; i < size.total / 2 * layer.n_head_kv; ++i)
-        halves[i] = (halves[i] & 0x83FF) | 0x3800;
-    } else {
-      for (std::uint32_t h = 0; h < layer.n_head_kv;
-           ++h) {  // values near 1, minima near -scale * mid
-        std::uint8_t* scales = bytes + h * size.total;
-        const std::size_t n = group == 0 ? dim : size.scales;
-        std::fill_n(scales, n,
-                    static_cast<std::uint8_t>(coding == Coding::kKInt4   ? 112
-                                              : coding == Coding::kKInt8 ? 112
-                                                                         : 120));
-        std::fill(scales + n, scales + size.scales, std::uint8_t{0});
+      for (std::size_t i = 0; i < total / 2; ++i) halves[i] = (halves[i] & 0x83FF) | 0x3800;
+      return bytes;
+    }
+    for (const auto& head : layout->heads) {  // values near 1, minima near -scale * mid
+      std::uint8_t* scales = bytes + head.offset;
+      const bool is_k = head.shape.group == 0;
+      const std::size_t n = is_k ? dim : head.scales;
+      std::fill_n(scales, n, static_cast<std::uint8_t>(is_k ? 112 : 120));
+      std::fill(scales + n, scales + head.scales, std::uint8_t{0});
+      if (head.coding != Coding::kKPlanes) continue;
+      // Widths spread as those of real keys are: by threes around the mean.
+      const std::uint32_t bits = head.shape.budget / dim;
+      for (std::uint32_t c = 0; c < dim; ++c) {
+        const std::uint32_t width = c % 4 == 0 ? bits + 2 : c % 4 == 1 ? bits - 2 : bits;
+        scales[2 * dim + c / 2] |= static_cast<std::uint8_t>(width << (c % 2 * 4));
       }
     }
-    bytes_ += size.total * layer.n_head_kv;
     return bytes;
   }
 
@@ -145,6 +167,7 @@ class Stream {
   std::vector<half_t> mask_;
   std::vector<Page> pages_;
   std::vector<std::vector<std::uint64_t>> blobs_;
+  std::deque<codec::SideLayout> layouts_;
   std::size_t bytes_ = 0;
 };
 

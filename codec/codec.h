@@ -22,10 +22,29 @@
 //     4 bits: rows*8 bytes,  byte (t/8)*64 + (c%16)*4 + t%4, low nibble for (t/4) even, else high;
 //             level = kLm4Levels[nibble]
 //   One 8-bit dot instruction thus feeds 4 tokens into the lane of one channel.
+//
+// K, kKPlanes: as kKInt4, but each channel has a width of its own, 0 to 8 bits (the widths' sum is
+// PageShape::budget), and a code is a sum of planes of 4, 2 and 1 bits:
+//   u8 scale[dim], i8 min[dim], of each channel's own width
+//   u8 width[dim/2]             channel c in the low nibble of byte c/2 for even c, else the high
+//   planes of 4 bits, then of 2, then of 1, each list in groups of 4 entries (layout.h says which
+//   entry is which plane of which channel); of a p-bit list a group is rows*p/2 bytes, in chunks of
+//   C = min(rows, 128/p) tokens of which L = C*p/8 lie side by side:
+//             byte chunk*(L*4) + (r % L)*4 + j, bits p*(r / L) … of it
+//
+// V, kVTrellis: scales as kVLm4. The levels are those of a trellis code with a window of 8 bits
+// (trellis-coded quantisation, Marcellin & Fischer 1990; bit-shift trellis as in QTIP,
+// arXiv:2406.11235): level = kTrellisLevels[window], the window being the last 8 bits of a bit
+// string that ends at this value. One string for the page and head:
+//   lane l = t%4 + 4*(c%16), 64 of them; step s = (c/16)*(rows/4) + t/4; value number l*S + s
+//   the first n values of a lane take floor(n*rate8/8) bits; each lane has S*rate8/64 bytes
+//   byte b of lane l lies at b*64 + l, its first bit the highest
+//   the window reaches back into the bytes of the lane before; before lane 0 there are zeros
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "base/half.h"
 #include "codec/format.h"
@@ -39,11 +58,21 @@ inline constexpr std::uint32_t kMaxDim = 576;
 inline constexpr std::int8_t kLm4Levels[16] = {-127, -96, -75, -58, -44, -31, -18, -6,
                                                6,    18,  31,  44,  58,  75,  96,  127};
 
+// The table of kVTrellis, in signed bytes: made for Gaussian noise by Lloyd's steps at 2 bits (used
+// up to 2.5) and at 3 (used above).
+const std::int8_t* TrellisLevels(std::uint32_t rate8);  // [256]
+
 struct PageShape {
-  std::uint32_t rows = 0;   // page size, in tokens
-  std::uint32_t dim = 0;    // head size
-  std::uint32_t group = 0;  // V: elements per scale (resolved); K: unused
+  std::uint32_t rows = 0;    // page size, in tokens
+  std::uint32_t dim = 0;     // head size
+  std::uint32_t group = 0;   // V: elements per scale (resolved); K: unused
+  std::uint32_t budget = 0;  // kKPlanes: bits of a token's codes, a multiple of 4
+  std::uint32_t rate8 = 0;   // kVTrellis: bits of eight values
+  bool weighted = false;     // kKPlanes: widths differ by channel
+  bool operator==(const PageShape&) const = default;
 };
+// That of a format Resolve() made.
+PageShape ShapeOf(const Format& resolved, Side side, std::uint32_t dim, std::uint32_t rows);
 
 struct PageBytes {
   std::size_t total = 0;   // one page of one head
@@ -52,12 +81,12 @@ struct PageBytes {
 PageBytes EncodedBytes(Coding coding, const PageShape& shape);
 
 // Scale and minimum tables: scale of index k for the coding; factor of index z.
-float KScale(Coding coding, std::uint8_t k);
+float KScale(std::uint32_t bits, std::uint8_t k);
 float KMinFactor(std::int8_t z);  // 24.5/64 * sinh(z/24.5) - 1/2
 float VScale(std::uint8_t k);
-const float* KScaleTable(Coding coding);  // [256]
-const float* KMinFactorTable();           // [256], index static_cast<uint8_t>(z)
-const float* VScaleTable();               // [256]
+const float* KScaleTable(std::uint32_t bits);  // [256], bits 0 to 8
+const float* KMinFactorTable();                // [256], index static_cast<uint8_t>(z)
+const float* VScaleTable();                    // [256]
 
 // Rows to encode: f16, row r at rows + r*stride (elements). Bit r of `valid` (words of 64, low
 // first) says whether row r matters; others do not influence the grid and get any code.
@@ -65,6 +94,9 @@ struct EncodeInput {
   const half_t* rows = nullptr;
   std::size_t stride = 0;
   const std::uint64_t* valid = nullptr;
+  // kKPlanes, weighted: [dim] how much a squared error of each channel matters, e.g. the mean of q²
+  // over the queries it will meet. Null: all the same.
+  const float* weight = nullptr;
 };
 
 // `mean`: [dim] or null. Grid by least squared error. Non-finite input is treated as 0.
@@ -79,6 +111,18 @@ void DecodeRowK(Coding coding, const PageShape& shape, const std::uint8_t* page,
                 std::uint32_t row, float* out);
 void DecodeRowV(Coding coding, const PageShape& shape, const std::uint8_t* page, bool hadamard,
                 std::uint32_t row, float* out);
+
+// One side of a page: a block for each KV head, one after the other.
+struct SideLayout {
+  struct Head {
+    Coding coding = Coding::kF16;
+    PageShape shape;
+    std::uint32_t offset = 0, scales = 0, bytes = 0;  // within the side; as EncodedBytes
+  };
+  std::vector<Head> heads;
+  std::uint32_t scales = 0, bytes = 0;  // of all heads
+  void Add(Coding coding, const PageShape& shape);
+};
 
 // In place on x[dim]: block-diagonal, blocks of the largest power of two that divides dim,
 // normalised, hence its own inverse.

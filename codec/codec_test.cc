@@ -21,17 +21,17 @@ constexpr std::uint32_t kDims[] = {32, 40, 64, 72, 80, 96, 112, 128, 192, 256, 5
 constexpr std::uint32_t kPageSizes[] = {16, 32, 64, 128};
 
 TEST(Tables, Scales) {
-  EXPECT_EQ(KScale(Coding::kKInt4, 0), 0x1p-10f);
-  EXPECT_EQ(KScale(Coding::kKInt4, 160), 1.0f);
-  EXPECT_EQ(KScale(Coding::kKInt8, 0), 0x1p-14f);
-  EXPECT_EQ(KScale(Coding::kKInt8, 16 * 14), 1.0f);
-  EXPECT_FLOAT_EQ(KScale(Coding::kKInt4, 161), 1.0442737824f);
+  EXPECT_EQ(KScale(4, 0), 0x1p-10f);
+  EXPECT_EQ(KScale(4, 160), 1.0f);
+  EXPECT_EQ(KScale(8, 0), 0x1p-14f);
+  EXPECT_EQ(KScale(8, 16 * 14), 1.0f);
+  EXPECT_FLOAT_EQ(KScale(4, 161), 1.0442737824f);
   EXPECT_EQ(VScale(0), 0.0f);
   EXPECT_FLOAT_EQ(VScale(1), 0x1p-17f * 1.0594630944f);
   EXPECT_EQ(VScale(12 * 17), 1.0f);
   for (int k = 0; k < 256; ++k) {
     EXPECT_EQ(VScaleTable()[k], VScale(static_cast<std::uint8_t>(k)));
-    EXPECT_EQ(KScaleTable(Coding::kKInt8)[k], KScale(Coding::kKInt8, static_cast<std::uint8_t>(k)));
+    EXPECT_EQ(KScaleTable(8)[k], KScale(8, static_cast<std::uint8_t>(k)));
   }
 }
 
@@ -149,7 +149,7 @@ TEST(DecodeK, FollowsTheDrawingAtEverySize) {
         for (std::uint32_t t = 0; t < rows; ++t) {
           DecodeRowK(coding, shape, page.data(), mean.data(), t, out.data());
           for (std::uint32_t c = 0; c < dim; ++c) {
-            const float scale = KScale(coding, page[c]);
+            const float scale = KScale(coding == Coding::kKInt8 ? 8 : 4, page[c]);
             const float min = KMinFactor(static_cast<std::int8_t>(page[dim + c])) * scale *
                               (coding == Coding::kKInt8 ? 256.0f : 16.0f);
             ASSERT_EQ(out[c], mean[c] + (min + scale * codes[t][c]))

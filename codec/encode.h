@@ -35,16 +35,38 @@ inline constexpr float kMinReach = 31.4f;
 // Offsets from the covering scale index, and how many minima are tried around the nearest.
 struct KCandidate {
   int dk;
-  int shifts;  // 1: the nearest, 3: its neighbours too
+  int shifts;    // 1: the nearest, 3: those `unit` below and above it too
+  int unit = 1;  // with few levels the grid of the minima is finer than it need be
 };
 // The nearest first: of equals the first wins, and it is the exact one for a channel that is its
 // mean.
 inline constexpr int kShifts[] = {0, -1, 1};
+inline constexpr KCandidate kKCandidates1[] = {{0, 1},      {-8, 3, 4},  {-14, 3, 4},
+                                               {-18, 3, 4}, {-22, 3, 4}, {-26, 3, 4}};
+inline constexpr KCandidate kKCandidates2[] = {
+    {0, 1}, {-3, 3, 3}, {-6, 3, 3}, {-9, 3, 3}, {-12, 1}};
+inline constexpr KCandidate kKCandidates3[] = {{0, 1}, {-2, 3, 2}, {-4, 3, 2}, {-6, 1}};
 inline constexpr KCandidate kKCandidates4[] = {{0, 1}, {-1, 3}, {-2, 3}, {-3, 1}};
+inline constexpr KCandidate kKCandidates5[] = {{0, 3}, {-1, 3}, {-2, 1}};
+inline constexpr KCandidate kKCandidates6[] = {{0, 3}, {1, 1}, {-1, 1}};
 inline constexpr KCandidate kKCandidates8[] = {{0, 3}, {1, 3}, {2, 1}};
-inline std::span<const KCandidate> KCandidates(int bits) {
-  if (bits == 8) return kKCandidates8;
-  return kKCandidates4;
+inline std::span<const KCandidate> KCandidates(std::uint32_t bits) {
+  switch (bits) {
+    case 1:
+      return kKCandidates1;
+    case 2:
+      return kKCandidates2;
+    case 3:
+      return kKCandidates3;
+    case 4:
+      return kKCandidates4;
+    case 5:
+      return kKCandidates5;
+    case 6:
+      return kKCandidates6;
+    default:
+      return kKCandidates8;
+  }
 }
 
 // K's covering index is rounded up only beyond this: rounding to f16 must not push a page that is
@@ -66,6 +88,12 @@ void EncodeK(Coding coding, const PageShape& shape, const EncodeInput& in, const
 void EncodeV(Coding coding, const PageShape& shape, const EncodeInput& in, bool hadamard,
              std::uint8_t* out);
 }  // namespace plain
+
+// Trellis (kVTrellis): one scale index a token and group, so that the levels have about the root
+// mean square of the table; Viterbi's algorithm over the whole page; then each scale by least
+// squares on the levels it found. Rows that come from a page decoded before are recognised by their
+// lying on the levels of one scale, and keep it.
+inline constexpr int kTrellisErrorCap = 90;  // in level units, see encode_trellis-inl.h
 
 // Whether row r matters.
 inline bool IsValid(const EncodeInput& in, std::uint32_t r) {

@@ -85,12 +85,10 @@ struct KGrid {
   using F = Fixed<kBits>;
   using VF = hn::Vec<DKF>;
   using VI = hn::Vec<DK>;
-  static constexpr Coding kCoding = kBits == 8 ? Coding::kKInt8 : Coding::kKInt4;
-
   static HWY_INLINE VI Index(VF scale) {
     return IndexUp(DKF(), scale, 16.0f, 6.0f + kBits, kKIndexSlack);
   }
-  static HWY_INLINE VF Scale(VI k) { return hn::GatherIndex(DKF(), KScaleTable(kCoding), k); }
+  static HWY_INLINE VF Scale(VI k) { return hn::GatherIndex(DKF(), KScaleTable(kBits), k); }
   static HWY_INLINE VF Factor(VI z) {
     const DK di;
     return hn::GatherIndex(DKF(), KMinFactorTable(), hn::And(z, hn::Set(di, 255)));
@@ -138,7 +136,7 @@ struct KGrid {
   // Values beyond what any scale can hold saturate.
   static HWY_INLINE VF FixedHalf(VF half) {
     const DKF d;
-    const float most = KScaleTable(kCoding)[255] * F::kSteps * 0.625f;
+    const float most = KScaleTable(kBits)[255] * F::kSteps * 0.625f;
     return hn::Max(hn::Min(half, hn::Set(d, most)), hn::Set(d, 1e-30f));
   }
   static HWY_INLINE hn::Vec<DKHalf> FixedFactor(VF half, VF scale) {
@@ -182,18 +180,21 @@ HWY_INLINE V16 NearestCode(V16 u) {
                 hn::Set(d, std::int16_t{F::kOne / 2}));
 }
 
-// The square of an error in fixed point, about 43 on average for data inside the range.
+// The square of an error in fixed point, about 43 on average for data inside the range: half a step
+// is 2048 at every width.
 template <int kBits>
 HWY_INLINE V16 Square(V16 error) {
   const D16 d;
+  V16 scaled = error;
   if constexpr (kBits == 4) {
-    const V16 twice = hn::SaturatedAdd(error, error);
-    return hn::MulFixedPoint15(twice, twice);
-  } else {
-    const V16 most = hn::Set(d, std::int16_t{1023});
-    const V16 scaled = hn::ShiftLeft<5>(hn::Min(hn::Abs(error), most));
-    return hn::MulFixedPoint15(scaled, scaled);
+    scaled = hn::SaturatedAdd(error, error);
+  } else if constexpr (kBits < 3) {
+    scaled = hn::ShiftRight<3 - kBits>(error);
+  } else if constexpr (kBits > 4) {
+    const V16 most = hn::Set(d, std::int16_t{32767 >> (kBits - 3)});
+    scaled = hn::ShiftLeft<kBits - 3>(hn::Min(hn::Abs(error), most));
   }
+  return hn::MulFixedPoint15(scaled, scaled);
 }
 
 // Sums of squared errors over the rows, for several offsets under one factor.
@@ -215,7 +216,7 @@ HWY_INLINE void SumErrors(const KBlock& b, V16 factor, const V16* offset, V16* s
 
 // k: [lanes]. Keeps what is better than the best so far.
 template <int kBits, int kCount>
-HWY_INLINE void Try(KBlock& b, const std::int32_t* k) {
+HWY_INLINE void Try(KBlock& b, const std::int32_t* k, int unit) {
   using Grid = KGrid<kBits>;
   const D16 d16;
   const DKF d;
@@ -230,7 +231,7 @@ HWY_INLINE void Try(KBlock& b, const std::int32_t* k) {
     const auto nearest = Grid::NearestZ(centre, half, scale);
     factors[p] = Grid::FixedFactor(half, scale);
     for (int s = 0; s < kCount; ++s) {
-      const auto zs = Grid::ClampZ(hn::Add(nearest, hn::Set(di, kShifts[s])));
+      const auto zs = Grid::ClampZ(hn::Add(nearest, hn::Set(di, kShifts[s] * unit)));
       hn::Store(zs, di, z[s] + p * part);
       offsets[s][p] = Grid::FixedOffset(centre, scale, Grid::Factor(zs));
     }
@@ -271,9 +272,9 @@ HWY_INLINE void SearchK(KBlock& b) {
       hn::Store(Grid::ClampIndex(index), di, k + j);
     }
     if (candidate.shifts == 1) {
-      Try<kBits, 1>(b, k);
+      Try<kBits, 1>(b, k, 1);
     } else {
-      Try<kBits, 3>(b, k);
+      Try<kBits, 3>(b, k, candidate.unit);
     }
   }
   for (std::size_t j = 0; j < lanes; j += hn::Lanes(di)) {
@@ -281,7 +282,7 @@ HWY_INLINE void SearchK(KBlock& b) {
                                             hn::Load(di, b.covering + j));
     hn::Store(index, di, k + j);
   }
-  Try<kBits, 1>(b, k);
+  Try<kBits, 1>(b, k, 1);
 }
 
 // codes: [rows][lanes], zero in rows that are not valid.

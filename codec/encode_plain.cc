@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "codec/encode.h"
+#include "codec/encode_planes.h"
 #include "codec/layout.h"
+#include "codec/trellis.h"
 
 namespace kvtamp::codec {
 namespace {
@@ -39,11 +41,10 @@ int NearestLevel(float x) {  // of kLm4Levels
 // One channel's values without the mean, and the best grid so far.
 class KChannel {
  public:
-  KChannel(Coding coding, std::vector<float> values)
-      : coding_(coding),
-        bits_(coding == Coding::kKInt8 ? 8 : 4),
-        levels_((1 << bits_) - 1),
-        steps_(static_cast<float>(1 << bits_)),
+  KChannel(std::uint32_t bits, std::vector<float> values)
+      : bits_(bits),
+        levels_(static_cast<float>((1u << bits) - 1)),
+        steps_(static_cast<float>(1u << bits)),
         x_(std::move(values)) {}
 
   void Search() {
@@ -53,7 +54,8 @@ class KChannel {
     half_ = (*hi - *lo) / 2;
     const int covering = Covering();
     for (const KCandidate& candidate : KCandidates(bits_)) {
-      for (int i = 0; i < candidate.shifts; ++i) Try(covering + candidate.dk, kShifts[i]);
+      for (int i = 0; i < candidate.shifts; ++i)
+        Try(covering + candidate.dk, kShifts[i] * candidate.unit);
     }
     Try(AlwaysCovering(), 0);
   }
@@ -66,7 +68,7 @@ class KChannel {
   int Index(float scale) const {
     return IndexUp(scale, 16, 6 + static_cast<float>(bits_), kKIndexSlack);
   }
-  float Scale(int k) const { return KScale(coding_, static_cast<std::uint8_t>(k)); }
+  float Scale(int k) const { return KScale(bits_, static_cast<std::uint8_t>(k)); }
   float Min(int k, int z) const {
     return KMinFactor(static_cast<std::int8_t>(z)) * Scale(k) * steps_;
   }
@@ -113,8 +115,7 @@ class KChannel {
     }
   }
 
-  Coding coding_;
-  int bits_;
+  std::uint32_t bits_;
   float levels_, steps_;
   std::vector<float> x_;
   float centre_ = 0, half_ = 0;
@@ -186,6 +187,22 @@ namespace plain {
 
 void EncodeK(Coding coding, const PageShape& shape, const EncodeInput& in, const float* mean,
              std::uint8_t* out) {
+  if (coding == Coding::kKPlanes) {
+    PlanesScratch s;
+    EncodePlanes(
+        shape, in, mean, s, out, [&](std::uint32_t width, std::span<const std::uint16_t> channels) {
+          const std::size_t n = s.x.size() / shape.dim;
+          for (std::uint16_t c : channels) {
+            const float* x = s.x.data() + c * n;
+            KChannel channel(width, {x, x + n});
+            channel.Search();
+            s.grids[c].k = static_cast<std::uint8_t>(channel.k());
+            s.grids[c].z = static_cast<std::int8_t>(channel.z());
+            CodesOnGrid(x, static_cast<std::uint32_t>(n), s.grids[c], s.codes.data() + c * n);
+          }
+        });
+    return;
+  }
   const PageBytes bytes = EncodedBytes(coding, shape);
   std::memset(out, 0, bytes.total);
   for (std::uint32_t c = 0; c < shape.dim; ++c) {
@@ -194,7 +211,7 @@ void EncodeK(Coding coding, const PageShape& shape, const EncodeInput& in, const
     for (std::uint32_t r = 0; r < shape.rows; ++r) {
       if (IsValid(in, r)) values.push_back(Finite(in.rows[r * in.stride + c]) - m);
     }
-    KChannel channel(coding, values);
+    KChannel channel(coding == Coding::kKInt8 ? 8 : 4, values);
     channel.Search();
     out[c] = static_cast<std::uint8_t>(channel.k());
     out[shape.dim + c] = static_cast<std::uint8_t>(channel.z());
@@ -208,6 +225,11 @@ void EncodeK(Coding coding, const PageShape& shape, const EncodeInput& in, const
 
 void EncodeV(Coding coding, const PageShape& shape, const EncodeInput& in, bool hadamard,
              std::uint8_t* out) {
+  if (coding == Coding::kVTrellis) {
+    TrellisScratch s;
+    EncodeTrellis(shape, in, hadamard, s, out, SearchTrellisPlain);
+    return;
+  }
   const PageBytes bytes = EncodedBytes(coding, shape);
   std::memset(out, 0, bytes.total);
   for (std::uint32_t r = 0; r < shape.rows; ++r) {

@@ -4,6 +4,8 @@
 #include <cstring>
 
 #include "codec/encode.h"
+#include "codec/encode_planes.h"
+#include "codec/trellis.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "codec/encode_simd.cc"
@@ -13,6 +15,7 @@
 // Highway's target of one lane lacks what these use; plain C++ stands in for it.
 #if HWY_TARGET != HWY_SCALAR
 #include "codec/encode_k-inl.h"
+#include "codec/encode_trellis-inl.h"
 #include "codec/encode_v-inl.h"
 #endif
 
@@ -91,8 +94,50 @@ void EncodeKBits(const PageShape& shape, const EncodeInput& in, const float* mea
   }
 }
 
+// Channels of one width: gathered, searched, and put back.
+template <int kBits>
+void SearchPlanes(PlanesScratch& s, std::size_t n, std::span<const std::uint16_t> channels) {
+  const std::size_t lanes = hn::Lanes(D16());
+  KBlock block;
+  block.n = static_cast<std::uint32_t>(n);
+  alignas(64) std::uint8_t codes[kMaxPageSize * kChannels];
+  std::uint8_t all[kMaxPageSize];
+  for (std::size_t i = 0; i < n; ++i) all[i] = static_cast<std::uint8_t>(i);
+  for (std::size_t first = 0; first < channels.size(); first += lanes) {
+    const std::size_t count = std::min(lanes, channels.size() - first);
+    for (std::size_t j = 0; j < lanes; ++j) {
+      const float* x = s.x.data() + channels[first + std::min(j, count - 1)] * n;
+      const auto [lo, hi] = std::minmax_element(x, x + n);
+      block.centre[j] = (*lo + *hi) * 0.5f;
+      block.half[j] = (*hi - *lo) * 0.5f;
+      for (std::size_t i = 0; i < n; ++i) block.x[i * lanes + j] = x[i];
+    }
+    ToFixed<kBits>(block);
+    SearchK<kBits>(block);
+    CodesOf<kBits>(block, all, codes);
+    for (std::size_t j = 0; j < count; ++j) {
+      const std::uint16_t c = channels[first + j];
+      s.grids[c].k = static_cast<std::uint8_t>(block.k[j]);
+      s.grids[c].z = static_cast<std::int8_t>(block.z[j]);
+      for (std::size_t i = 0; i < n; ++i) s.codes[c * n + i] = codes[i * lanes + j];
+    }
+  }
+}
+
 void EncodeKPage(Coding coding, const PageShape& shape, const EncodeInput& in, const float* mean,
                  std::uint8_t* out) {
+  if (coding == Coding::kKPlanes) {
+    static thread_local PlanesScratch s;
+    EncodePlanes(
+        shape, in, mean, s, out, [&](std::uint32_t width, std::span<const std::uint16_t> channels) {
+          constexpr void (*kSearch[])(PlanesScratch&, std::size_t,
+                                      std::span<const std::uint16_t>) = {
+              nullptr,         SearchPlanes<1>, SearchPlanes<2>, SearchPlanes<3>, SearchPlanes<4>,
+              SearchPlanes<5>, SearchPlanes<6>, SearchPlanes<7>, SearchPlanes<8>};
+          kSearch[width](s, s.x.size() / shape.dim, channels);
+        });
+    return;
+  }
   if (coding == Coding::kKInt8) {
     EncodeKBits<8>(shape, in, mean, out);
   } else {
@@ -102,6 +147,11 @@ void EncodeKPage(Coding coding, const PageShape& shape, const EncodeInput& in, c
 
 void EncodeVPage(Coding coding, const PageShape& shape, const EncodeInput& in, bool hadamard,
                  std::uint8_t* out) {
+  if (coding == Coding::kVTrellis) {
+    static thread_local TrellisScratch s;
+    EncodeTrellis(shape, in, hadamard, s, out, SearchTrellis);
+    return;
+  }
   static constexpr half_t kZeros[kMaxDim] = {};
   const PageBytes bytes = EncodedBytes(coding, shape);
   const std::size_t block_bytes = shape.rows * (coding == Coding::kVInt8 ? 16 : 8);

@@ -9,20 +9,14 @@
 #include <string>
 #include <vector>
 
-#include "codec/encode.h"
+#include "codec/encode_fixture.h"
 #include "codec/layout.h"
 #include "cpu/cpu.h"
 
 namespace kvtamp::codec {
 namespace {
 
-constexpr std::uint32_t kDims[] = {32, 40, 64, 72, 80, 96, 112, 128, 192, 256, 512, 576};
-constexpr std::uint32_t kPageSizes[] = {16, 32, 64, 128};
 constexpr Coding kCodings[] = {Coding::kKInt8, Coding::kKInt4, Coding::kVInt8, Coding::kVLm4};
-
-bool IsK(Coding coding) { return coding == Coding::kKInt8 || coding == Coding::kKInt4; }
-
-std::uint32_t GroupOf(std::uint32_t dim) { return dim % 64 == 0 ? 64 : dim; }
 
 class EncodeTest : public testing::TestWithParam<std::string> {
  protected:
@@ -32,76 +26,6 @@ class EncodeTest : public testing::TestWithParam<std::string> {
 
 INSTANTIATE_TEST_SUITE_P(Isa, EncodeTest, testing::ValuesIn(cpu::AvailableIsas()),
                          [](const auto& info) { return info.param; });
-
-// Rows of f16 with gaps between them, and which of them are valid.
-struct Rows {
-  PageShape shape;
-  std::size_t stride;
-  std::vector<half_t> data;
-  std::uint64_t valid[2] = {};
-  std::vector<float> mean;  // empty: none
-
-  Rows(std::uint32_t rows, std::uint32_t dim, std::uint32_t group = 0)
-      : shape{rows, dim, group != 0 ? group : GroupOf(dim)}, stride(dim + 8), data(rows * stride) {
-    for (std::uint32_t r = 0; r < rows; ++r) Set(r, true);
-  }
-  void Set(std::uint32_t r, bool on) {
-    const std::uint64_t bit = std::uint64_t{1} << (r % 64);
-    valid[r / 64] = on ? valid[r / 64] | bit : valid[r / 64] & ~bit;
-  }
-  half_t& at(std::uint32_t r, std::uint32_t c) { return data[r * stride + c]; }
-  float value(std::uint32_t r, std::uint32_t c) const { return HalfToFloat(data[r * stride + c]); }
-  const float* mean_or_null() const { return mean.empty() ? nullptr : mean.data(); }
-  EncodeInput input() const { return {data.data(), stride, valid}; }
-};
-
-Rows Gaussian(std::uint32_t rows, std::uint32_t dim, std::uint32_t seed, float sigma = 1.0f) {
-  Rows x(rows, dim);
-  std::mt19937 rng(seed);
-  std::normal_distribution<float> normal;
-  for (half_t& h : x.data) h = FloatToHalf(sigma * normal(rng));
-  return x;
-}
-
-std::vector<std::uint8_t> Encode(Coding coding, const Rows& x, bool hadamard = true,
-                                 bool plain = false) {
-  std::vector<std::uint8_t> page(EncodedBytes(coding, x.shape).total + 64, 0xCD);
-  if (IsK(coding)) {
-    (plain ? plain::EncodeK : EncodeK)(coding, x.shape, x.input(), x.mean_or_null(), page.data());
-  } else {
-    (plain ? plain::EncodeV : EncodeV)(coding, x.shape, x.input(), hadamard, page.data());
-  }
-  for (std::size_t i = page.size() - 64; i < page.size(); ++i)
-    EXPECT_EQ(page[i], 0xCD) << "wrote beyond";
-  page.resize(page.size() - 64);
-  return page;
-}
-
-std::vector<float> DecodeRow(Coding coding, const Rows& x, const std::vector<std::uint8_t>& page,
-                             std::uint32_t row, bool hadamard = true) {
-  std::vector<float> out(x.shape.dim);
-  if (IsK(coding)) {
-    DecodeRowK(coding, x.shape, page.data(), x.mean_or_null(), row, out.data());
-  } else {
-    DecodeRowV(coding, x.shape, page.data(), hadamard, row, out.data());
-  }
-  return out;
-}
-
-// Over the valid rows.
-double SquaredError(Coding coding, const Rows& x, const std::vector<std::uint8_t>& page,
-                    bool hadamard = true) {
-  double sum = 0;
-  for (std::uint32_t r = 0; r < x.shape.rows; ++r) {
-    if (!IsValid(x.input(), r)) continue;
-    const std::vector<float> out = DecodeRow(coding, x, page, r, hadamard);
-    for (std::uint32_t c = 0; c < x.shape.dim; ++c) {
-      const double d = out[c] - x.value(r, c);
-      sum += d * d;
-    }
-  }
-  return sum;
-}
 
 // Squared error of unit Gaussian data, per element.
 double GaussianError(Coding coding, std::uint32_t rows, std::uint32_t dim, bool hadamard = true) {

@@ -14,19 +14,25 @@ namespace {
 
 // V's group is left to Resolve, so that heads of any size take them: 64 where it divides.
 constexpr ShortName kShortNames[] = {
-    {"k4v4", "int4_pc+mean", "lm4_pt+had", "the default"},
-    {"k8v8", "int8_pc+mean", "int8_pt_sym", "no loss that can be seen"},
+    {"k8v8", "int8_pc+mean", "int8_pt_sym+had", "no loss that can be seen"},
+    {"k4v4", "int4_pc+mean+qw", "lm4_pt+had", "the default"},
+    {"k3.5v3", "int3.5_pc+mean+qw", "tcq3_pt+had", "in between"},
+    {"k3v3", "int3_pc+mean+qw", "tcq3_pt+had", "in between"},
+    {"k2.5v2.5", "int2.5_pc+mean+qw", "tcq2.5_pt+had", "in between"},
+    {"k2v2", "int2_pc+mean+qw", "tcq2_pt+had", "in between"},
     {"k8v4", "int8_pc+mean", "lm4_pt+had", "when K is the sensitive side"},
-    {"k4v8", "int4_pc+mean", "int8_pt_sym", "when V is"},
+    {"k4v8", "int4_pc+mean+qw", "int8_pt_sym+had", "when V is"},
     {"f16", "f16", "f16", "as it arrives"},
-    {"auto", "int4_pc+mean", "lm4_pt+had", "the same as k4v4"},
-    {"int8", "int8_pc+mean", "int8_pt_sym", "the same as k8v8"},
+    {"auto", "int4_pc+mean+qw", "lm4_pt+had", "the same as k4v4"},
+    {"int8", "int8_pc+mean", "int8_pt_sym+had", "the same as k8v8"},
 };
 
-constexpr std::array<std::string_view, 5> kNamesK = {"f16", "int8_pc+mean", "int8_pc",
-                                                     "int4_pc+mean", "int4_pc"};
-constexpr std::array<std::string_view, 5> kNamesV = {"f16", "int8_pt_sym", "int8_pt_sym+had",
-                                                     "lm4_pt+had", "lm4_pt"};
+constexpr std::array<std::string_view, 7> kNamesK = {
+    "f16",     "int8_pc+mean", "int8_pc",          "int4_pc+mean",
+    "int4_pc", "int3_pc+mean", "int3.5_pc+mean+qw"};
+constexpr std::array<std::string_view, 7> kNamesV = {
+    "f16",    "int8_pt_sym", "int8_pt_sym+had", "lm4_pt+had",
+    "lm4_pt", "tcq3_pt+had", "tcq2.5_pt+had"};
 
 constexpr std::array<std::string_view, 8> kHostTypes = {"f32",  "bf16", "q8_0", "q5_1",
                                                         "q5_0", "q4_1", "q4_0", "iq4_nl"};
@@ -48,7 +54,9 @@ std::string Joined(const Names& names) {
 
 std::string ThereAre(Side side) {
   std::string all = std::string("for ") + SideName(side) + " there are " + Joined(NamesOf(side));
-  return side == Side::kK ? all : all + ", and _gN after the bits (lm4_g32_pt+had) for groups of N";
+  return all + (side == Side::kK ? ", with 1 to 8 bits"
+                                 : ", tcq with 1 to 5 bits, and _gN after the bits "
+                                   "(lm4_g32_pt+had) for groups of N");
 }
 
 std::vector<std::string_view> PairNames() {
@@ -111,6 +119,20 @@ class Words {
     rest_.remove_prefix(static_cast<std::size_t>(end - rest_.data()));
     return true;
   }
+  // A number with up to two decimals, no zero in front nor at its end: in hundredths.
+  bool EatCenti(std::uint32_t& centi) {
+    if (!EatNumber(1, 999, centi)) return false;
+    centi *= 100;
+    if (!Eat(".")) return true;
+    for (std::uint32_t unit : {10u, 1u}) {
+      if (done() || !IsDigit(rest_[0])) return unit == 1;
+      const auto digit = static_cast<std::uint32_t>(rest_[0] - '0');
+      rest_.remove_prefix(1);
+      centi += unit * digit;
+      if (digit == 0 && (unit == 1 || done() || !IsDigit(rest_[0]))) return false;
+    }
+    return true;
+  }
   // "+word", once.
   bool EatModifier(std::string_view word, bool& seen) {
     if (seen || !Eat(word)) return false;
@@ -129,29 +151,25 @@ struct Parsed {
 };
 
 bool ParseLevels(Words& words, Parsed& p) {
-  p.format.levels = words.Eat("int") ? Levels::kInt : Levels::kLm;
-  return p.format.levels == Levels::kInt || words.Eat("lm");
+  p.format.levels = words.Eat("int") ? Levels::kInt : words.Eat("tcq") ? Levels::kTcq : Levels::kLm;
+  return p.format.levels != Levels::kLm || words.Eat("lm");
 }
 
 bool ParseBits(Words& words, Parsed& p) {
-  std::uint32_t bits = 0, fraction = 0;
-  if (!words.EatNumber(1, 8, bits)) return false;
-  p.format.bits = static_cast<std::uint8_t>(bits);
-  if (!words.Eat(".")) return true;
-  p.wider = true;
-  while (words.Eat("0")) {
-  }
-  return words.EatNumber(1, 999'999, fraction);
+  std::uint32_t centibits = 0;
+  if (!words.EatCenti(centibits) || centibits < 100 || centibits > 800) return false;
+  p.format.centibits = static_cast<std::uint16_t>(centibits);
+  return true;
 }
 
 bool ParseModifiers(Words& words, Parsed& p) {
-  bool weighted = false, outliers = false;
+  bool outliers = false;
   std::uint32_t n = 0;
   while (!words.done()) {
-    if (words.EatModifier("+had", p.format.hadamard) || words.EatModifier("+mean", p.format.mean))
+    if (words.EatModifier("+had", p.format.hadamard) || words.EatModifier("+mean", p.format.mean) ||
+        words.EatModifier("+qw", p.format.weighted))
       continue;
     p.wider = true;
-    if (words.EatModifier("+qw", weighted)) continue;
     if (!words.EatModifier("+out", outliers) || !words.EatNumber(1, kMaxDim, n)) return false;
   }
   return true;
@@ -162,9 +180,8 @@ bool ParseGrammar(std::string_view text, Parsed& p) {
   if (text == "f16") return true;
   Words words(text);
   const bool fp8 = words.Eat("fp8_e4m3") || words.Eat("fp8_e5m2");
-  p.wider = fp8 || words.Eat("tcq");
-  if (!p.wider && !ParseLevels(words, p)) return false;
-  if (!fp8 && !ParseBits(words, p)) return false;
+  p.wider = fp8;
+  if (!fp8 && !(ParseLevels(words, p) && ParseBits(words, p))) return false;
   std::uint32_t group = 0;
   if (!fp8 && words.Eat("_g")) {
     if (!words.EatNumber(1, kMaxDim, group)) return false;
@@ -199,6 +216,14 @@ Status UnknownFormat(std::string_view text, Side side) {
                          Quoted(Nearest(text, Candidates(text, side))) + "; " + ThereAre(side));
 }
 
+// Hundredths, without zeros at the end.
+std::string Decimal(std::uint32_t centi) {
+  std::string text = std::to_string(centi / 100);
+  if (centi % 100 != 0) text += "." + std::to_string(centi / 10 % 10);
+  if (centi % 10 != 0) text += std::to_string(centi % 10);
+  return text;
+}
+
 Status NoLayout(std::string_view text, Side side) {
   return Status::Unsupported("format " + Quoted(text) + " has no layout on " + SideName(side) +
                              " yet; " + ThereAre(side));
@@ -228,19 +253,27 @@ Result<Pair> ParseSides(std::string_view text) {
   return Pair{k.value(), v.value()};
 }
 
-// "k3v3" and the like: a pair of the grammar, of widths that may not exist.
-bool IsPairWord(std::string_view text) {
-  const auto digits = [&text] {
-    std::size_t n = 0;
-    while (n < text.size() && (IsDigit(text[n]) || (n > 0 && text[n] == '.'))) ++n;
-    text.remove_prefix(n);
-    return n > 0;
-  };
-  if (text.empty() || text[0] != 'k') return false;
-  text.remove_prefix(1);
-  if (!digits() || text.empty() || text[0] != 'v') return false;
-  text.remove_prefix(1);
-  return digits() && text.empty();
+// "k3v2.5" and the like: false if it is no such word.
+bool ParsePairWord(std::string_view text, std::uint32_t& k, std::uint32_t& v) {
+  Words words(text);
+  return words.Eat("k") && words.EatCenti(k) && words.Eat("v") && words.EatCenti(v) && words.done();
+}
+
+// What a short name means at each size; where there is nothing of that size, the error.
+Result<Pair> PairOfBits(std::uint32_t k, std::uint32_t v) {
+  Pair pair;
+  pair.k = {Levels::kInt, static_cast<std::uint16_t>(k), Axis::kChannel};
+  pair.k.mean = true;
+  pair.k.weighted = k != 800;
+  pair.v = {v == 800   ? Levels::kInt
+            : v == 400 ? Levels::kLm
+                       : Levels::kTcq,
+            static_cast<std::uint16_t>(v)};
+  pair.v.sym = v == 800;
+  pair.v.hadamard = true;
+  if (const auto coding = CodingOf(pair.k, Side::kK); !coding.ok()) return coding.status();
+  if (const auto coding = CodingOf(pair.v, Side::kV); !coding.ok()) return coding.status();
+  return pair;
 }
 
 Status UnknownPair(std::string_view text) {
@@ -266,13 +299,16 @@ Result<Format> ParseFormat(std::string_view text, Side side) {
 
 std::string FormatName(const Format& format) {
   if (!format.coded()) return "f16";
-  std::string name = format.levels == Levels::kInt ? "int" : "lm";
-  name += std::to_string(format.bits);
+  std::string name = format.levels == Levels::kInt  ? "int"
+                     : format.levels == Levels::kLm ? "lm"
+                                                    : "tcq";
+  name += Decimal(format.centibits);
   if (format.group != 0) name += "_g" + std::to_string(format.group);
   name += format.axis == Axis::kChannel ? "_pc" : "_pt";
   if (format.sym) name += "_sym";
   if (format.hadamard) name += "+had";
   if (format.mean) name += "+mean";
+  if (format.weighted) name += "+qw";
   return name;
 }
 
@@ -284,9 +320,9 @@ Result<Pair> ParsePair(std::string_view text) {
   }
   if (text.substr(0, 2) == "k=") return ParseSides(text);
   if (IsHostType(text)) return HostType(text, "-ctk and -ctv");
-  if (IsPairWord(text)) {
-    return Status::Unsupported(Quoted(text) + " has no layouts yet; there are " +
-                               Joined(PairNames()));
+  if (std::uint32_t kc, vc; ParsePairWord(text, kc, vc)) {
+    if (kc >= 100 && kc <= 800 && vc >= 100 && vc <= 800) return PairOfBits(kc, vc);
+    return Status::Unsupported(Quoted(text) + ": K and V take 1 to 8 bits each, as in k3.5v3");
   }
   const Result<Format> k = ParseFormat(text, Side::kK), v = ParseFormat(text, Side::kV);
   if (k.ok() && v.ok()) return Pair{k.value(), v.value()};
@@ -307,6 +343,9 @@ std::string PairName(const Pair& pair) {
   for (const ShortName& s : kShortNames) {
     if (pair == PairOf(s)) return s.name;
   }
+  const Result<Pair> by_bits = PairOfBits(pair.k.centibits, pair.v.centibits);
+  if (by_bits.ok() && by_bits.value() == pair)
+    return "k" + Decimal(pair.k.centibits) + "v" + Decimal(pair.v.centibits);
   return "k=" + FormatName(pair.k) + " v=" + FormatName(pair.v);
 }
 
@@ -315,13 +354,23 @@ Result<Coding> CodingOf(const Format& format, Side side) {
   if (f == Format{}) return Coding::kF16;
   if (side == Side::kK) {
     f.mean = false;
-    if (f == Format{Levels::kInt, 8, Axis::kChannel}) return Coding::kKInt8;
-    if (f == Format{Levels::kInt, 4, Axis::kChannel}) return Coding::kKInt4;
+    if (f == Format{Levels::kInt, 800, Axis::kChannel}) return Coding::kKInt8;
+    if (f == Format{Levels::kInt, 400, Axis::kChannel}) return Coding::kKInt4;
+    f.weighted = false;
+    const bool whole = f.centibits % 100 == 0;
+    if ((format.weighted || whole) && f.centibits >= 100 && f.centibits <= 800) {
+      f.centibits = 0;
+      if (f == Format{Levels::kInt, 0, Axis::kChannel}) return Coding::kKPlanes;
+    }
   } else {
     f.hadamard = false;
     f.group = 0;
-    if (f == Format{Levels::kInt, 8, Axis::kToken, 0, true}) return Coding::kVInt8;
-    if (f == Format{Levels::kLm, 4, Axis::kToken}) return Coding::kVLm4;
+    if (f == Format{Levels::kInt, 800, Axis::kToken, 0, true}) return Coding::kVInt8;
+    if (f == Format{Levels::kLm, 400, Axis::kToken}) return Coding::kVLm4;
+    if (f.levels == Levels::kTcq && f.centibits >= 100 && f.centibits <= 500) {
+      f.centibits = 0;
+      if (f == Format{Levels::kTcq, 0, Axis::kToken}) return Coding::kVTrellis;
+    }
   }
   return NoLayout(FormatName(format), side);
 }
@@ -350,7 +399,8 @@ double BitsPerElement(const Format& resolved, Side side, std::uint32_t dim,
                       std::uint32_t page_size) {
   const Result<Coding> coding = CodingOf(resolved, side);
   if (!coding.ok() || dim == 0 || page_size == 0) return 0;
-  const PageShape shape{page_size, dim, resolved.group == 0 ? dim : resolved.group};
+  PageShape shape = ShapeOf(resolved, side, dim, page_size);
+  if (shape.group == 0) shape.group = dim;
   return 8.0 * static_cast<double>(EncodedBytes(coding.value(), shape).total) /
          (double{1} * page_size * dim);
 }

@@ -1,12 +1,15 @@
 // What a coded K or V looks like: its name, its parameters, its true size.
 //
-//   FORMAT = "f16" | ("int" | "lm") BITS ["_g" N] ("_pc" | "_pt") ["_sym"] ["+had"] ["+mean"]
-//   PAIR   = "k" BITS "v" BITS        short names that set both sides, e.g. k4v4
+//   FORMAT = "f16" | ("int" | "lm" | "tcq") BITS ["_g" N] ("_pc" | "_pt") ["_sym"] MODIFIERS
+//   MODIFIERS = ["+had"] ["+mean"] ["+qw"]
+//   PAIR   = "k" BITS "v" BITS        short names that set both sides, e.g. k4v4, k2.5v2.25
 //
 // `_pc` per channel and `_pt` per token, always inside one page of one head; `lm` = Lloyd-Max
-// levels of a Gaussian; `+had` = block-diagonal Hadamard over the head before coding; `+mean` = the
-// head's mean key is taken off before coding (softmax does not see it).
-// ParseFormat(FormatName(f)) == f for every f with a layout.
+// levels of a Gaussian; `tcq` = trellis-coded levels; `+had` = block-diagonal Hadamard over the
+// head before coding; `+mean` = the head's mean key is taken off before coding (softmax does not
+// see it); `+qw` = bits per channel weighted by the queries, BITS being their mean. BITS may be
+// fractional, to hundredths, for `+qw` and `tcq`. ParseFormat(FormatName(f)) == f for every f with
+// a layout.
 #pragma once
 
 #include <cstdint>
@@ -19,18 +22,19 @@
 namespace kvtamp::codec {
 
 enum class Side : std::uint8_t { kK, kV };
-enum class Levels : std::uint8_t { kF16, kInt, kLm };
+enum class Levels : std::uint8_t { kF16, kInt, kLm, kTcq };
 enum class Axis : std::uint8_t { kChannel, kToken };
 
 struct Format {
   Levels levels = Levels::kF16;
-  std::uint8_t bits = 16;
+  std::uint16_t centibits = 1600;  // hundredths of a bit
   Axis axis = Axis::kToken;
   // Elements sharing one scale. Per channel: 0 = the page. Per token: 0 = chosen by Resolve.
   std::uint16_t group = 0;
   bool sym = false;
   bool hadamard = false;
   bool mean = false;
+  bool weighted = false;
 
   bool operator==(const Format&) const = default;
   bool coded() const { return levels != Levels::kF16; }
@@ -43,7 +47,15 @@ struct Pair {
 
 // The physical layouts there are (docs/formats.md); kernels switch on this and nothing else.
 // The numbers go to disk: never renumber.
-enum class Coding : std::uint8_t { kF16 = 0, kKInt8 = 1, kKInt4 = 2, kVInt8 = 3, kVLm4 = 4 };
+enum class Coding : std::uint8_t {
+  kF16 = 0,
+  kKInt8 = 1,
+  kKInt4 = 2,
+  kVInt8 = 3,
+  kVLm4 = 4,
+  kKPlanes = 5,
+  kVTrellis = 6,
+};
 
 // Full descriptor, e.g. "int4_pc+mean". An unknown word is an error that names the nearest known
 // one; a format without a layout on this side, and a type of the host's, is kUnsupported.
@@ -71,7 +83,8 @@ Result<Coding> CodingOf(const Format& format, Side side);
 // the largest divisor of dim up to 128; an explicit group must divide dim.
 Result<Format> Resolve(Format format, Side side, std::uint32_t dim);
 
-// Bits per element of a full coded page, scales and minima counted.
+// Bits per element of a full coded page, scales and minima counted; those of the layout, which has
+// the nearest size to that asked for that it can have.
 double BitsPerElement(const Format& resolved, Side side, std::uint32_t dim,
                       std::uint32_t page_size);
 

@@ -29,7 +29,10 @@ constexpr Option kOptions[] = {
     {"cache.n_sink", "", "", Kind::kInteger, "N", "4",
      "first tokens of a sequence kept in f16 for ever, 0 to 64"},
     {"cache.residual_length", "", "", Kind::kInteger, "N", "64",
-     "newest tokens kept in f16, 0 to 65536; a true window, not a buffer that is flushed whole"},
+     "newest tokens not coded finally yet, 0 to 65536; a true window, not a buffer that is flushed "
+     "whole"},
+    {"cache.residual_type", "", "", Kind::kString, "TYPE", "int8",
+     "format of the full pages of that window: int8 or f16"},
     {"cache.page_size", "", "", Kind::kInteger, "N", "64", "tokens of one page: 16, 32, 64 or 128"},
     {"cache.skip_layers", "", "", Kind::kIntegers, "LIST", "",
      "layers that use cache.skip_type instead, e.g. 0,3,28-29"},
@@ -303,6 +306,11 @@ class Loader {
     }
     if (path == "cache.n_sink") return TakeInteger(text, 0, 64, s.n_sink);
     if (path == "cache.residual_length") return TakeInteger(text, 0, 65536, s.residual_length);
+    if (path == "cache.residual_type") {
+      if (text != "int8" && text != "f16") return Status::Invalid("must be int8 or f16");
+      s.int8_window = text == "int8";
+      return Status::Ok();
+    }
     if (path == "cache.page_size") {
       std::uint32_t n = 0;
       const Status status = TakeInteger(text, 16, 128, n);

@@ -50,13 +50,19 @@ const Value& ValueOf(const Settings& s, std::string_view path) {
 }
 
 // A value that is valid and not the default, for every row of the table.
-const std::pair<const char*, const char*> kSamples[] = {
-    {"cache.type", "f16"},        {"cache.type_k", "f16"},
-    {"cache.type_v", "f16"},      {"cache.n_sink", "7"},
-    {"cache.page_size", "32"},    {"cache.residual_length", "96"},
-    {"cache.skip_layers", "1,3"}, {"cache.skip_type", "f16"},
-    {"log.level", "info"},        {"cpu", "scalar"},
-    {"stats", "/tmp/x.json"},     {"debug.accept_ops", "1"}};
+const std::pair<const char*, const char*> kSamples[] = {{"cache.type", "f16"},
+                                                        {"cache.type_k", "f16"},
+                                                        {"cache.type_v", "f16"},
+                                                        {"cache.n_sink", "7"},
+                                                        {"cache.page_size", "32"},
+                                                        {"cache.residual_length", "96"},
+                                                        {"cache.residual_type", "f16"},
+                                                        {"cache.skip_layers", "1,3"},
+                                                        {"cache.skip_type", "f16"},
+                                                        {"log.level", "info"},
+                                                        {"cpu", "scalar"},
+                                                        {"stats", "/tmp/x.json"},
+                                                        {"debug.accept_ops", "1"}};
 
 std::string Toml(const Option& option, const std::string& text) {
   const std::string path = option.path;
@@ -228,6 +234,7 @@ TEST(SettingsErrors, EachIsOneLineThatNamesItsOrigin) {
       {Error({}, {{"KVTAMP_CACHE_N_SINK", "4x"}}), "KVTAMP_CACHE_N_SINK"},
       {Error({}, {{"KVTAMP_CACHE_N_SINK", "-1"}}), "KVTAMP_CACHE_N_SINK"},
       {Error({{"cache.residual_length", "65537", ""}}), "--cache-residual-length"},
+      {Error({{"cache.residual_type", "int4", ""}}), "int8 or f16"},
       {Error({{"cache.page_size", "48", ""}}), "--cache-page-size"},
       {Error({{"cache.page_size", "256", ""}}), "--cache-page-size"},
       {Error({}, {{"KVTAMP_CPU", "mmx"}}), "KVTAMP_CPU"},

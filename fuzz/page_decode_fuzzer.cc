@@ -8,6 +8,7 @@
 
 #include "attention/attention.h"
 #include "codec/codec.h"
+#include "codec/layout.h"
 #include "cpu/cpu.h"
 #include "fuzz/bytes.h"
 #include "fuzz/random.h"
@@ -21,15 +22,19 @@ struct Side {
   codec::PageShape shape;
   Coding coding = Coding::kF16;
   std::vector<std::uint8_t> bytes;
+  codec::SideLayout layout;
 };
 
 // The page's bytes are the input's, and where those end, what `r` gives.
 Side MakeSide(Bytes& in, Random& r, std::uint32_t rows, std::uint32_t dim, bool is_v) {
-  constexpr Coding kK[] = {Coding::kKInt8, Coding::kKInt4, Coding::kF16};
-  constexpr Coding kV[] = {Coding::kVInt8, Coding::kVLm4, Coding::kF16};
+  constexpr Coding kK[] = {Coding::kKInt8, Coding::kKInt4, Coding::kF16, Coding::kKPlanes};
+  constexpr Coding kV[] = {Coding::kVInt8, Coding::kVLm4, Coding::kF16, Coding::kVTrellis};
   Side s;
-  s.coding = is_v ? kV[in.Below(3)] : kK[in.Below(3)];
+  s.coding = is_v ? kV[in.Below(4)] : kK[in.Below(4)];
   s.shape = {rows, dim, 0};
+  if (s.coding == Coding::kKPlanes) s.shape.budget = 4 * (1 + in.Below(2 * dim));
+  if (s.coding == Coding::kVTrellis)
+    s.shape.rate8 = codec::TrellisRate8(rows, dim, 100 + in.Below(400));
   if (is_v) {
     s.shape.group = 1 + in.Below(dim);
     while (dim % s.shape.group != 0) --s.shape.group;
@@ -43,7 +48,8 @@ Side MakeSide(Bytes& in, Random& r, std::uint32_t rows, std::uint32_t dim, bool 
     }
     return s;
   }
-  s.bytes.resize(codec::EncodedBytes(s.coding, s.shape).total);
+  s.layout.Add(s.coding, s.shape);
+  s.bytes.resize(s.layout.bytes);
   for (std::uint8_t& b : s.bytes) b = in.empty() ? static_cast<std::uint8_t>(r.Next()) : in.U8();
   return s;
 }
@@ -128,8 +134,8 @@ void Run(Bytes in) {
   page.cells = run ? nullptr : cells.data();
   page.rows = rows;
   page.turn = cos_sin.empty() ? nullptr : cos_sin.data();
-  page.k_coding = k.coding;
-  page.v_coding = v.coding;
+  page.k_layout = k.coding == Coding::kF16 ? nullptr : &k.layout;
+  page.v_layout = v.coding == Coding::kF16 ? nullptr : &v.layout;
   attention::Job job;
   job.pages = std::span(&page, 1);
   job.q = q.data();

@@ -46,7 +46,8 @@ struct Block {
   std::uint8_t* data = nullptr;  // null: nothing of this side was written
   RowMask* written = nullptr;    // f16 only; beside the data, so that rows fill whole slabs
   std::uint32_t bytes = 0;       // of data, as allocated
-  codec::Coding coding = codec::Coding::kF16;
+  const codec::SideLayout* layout = nullptr;  // null: f16
+  bool coded() const { return layout != nullptr; }
 };
 
 struct Page {

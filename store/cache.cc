@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 
 #include "cpu/convert.h"
 
 namespace kvtamp::store {
 
-using codec::Coding;
 using codec::Side;
 
 namespace {
@@ -50,6 +50,55 @@ void Cache::RemoveLayer(std::uint32_t layer) {
   }
 }
 
+Status Cache::SetLayouts(LayerShape& s) const {
+  for (Side side : {Side::kK, Side::kV}) {
+    const codec::Format& format = side == Side::kK ? s.k : s.v;
+    if (s.n_embd(side) == 0 || !format.coded()) continue;
+    codec::Format int8{codec::Levels::kInt, 800, codec::Axis::kChannel};
+    if (side == Side::kV)
+      int8 = {codec::Levels::kInt, 800, codec::Axis::kToken, format.group, true};
+    int8.mean = format.mean;
+    int8.hadamard = format.hadamard;
+    const auto layout = [&](const codec::Format& f) -> Result<std::shared_ptr<codec::SideLayout>> {
+      const auto coding = codec::CodingOf(f, side);
+      if (!coding.ok()) return coding.status();
+      auto made = std::make_shared<codec::SideLayout>();
+      for (std::uint32_t h = 0; h < s.n_head_kv; ++h)
+        made->Add(coding.value(), codec::ShapeOf(f, side, s.dim(side), s.page_size));
+      return made;
+    };
+    auto final = layout(format);
+    if (!final.ok()) return final.status();
+    const int i = static_cast<int>(side);
+    s.final[i] = final.value();
+    if (!options_.int8_window) continue;
+    if (format == int8) {
+      s.window[i] = s.final[i];
+    } else if (auto window = layout(int8); window.ok()) {
+      s.window[i] = window.value();
+    }
+  }
+  return Status::Ok();
+}
+
+// E[q²] per channel, over all queries so far and the query heads of a KV head.
+void Cache::NoteQueries(Layer& l, const attention::Job& job, std::uint32_t n_head) {
+  const std::uint32_t dim = l.shape.dim(Side::kK), gqa = n_head / l.shape.n_head_kv;
+  if (!l.shape.k.weighted || gqa == 0) return;
+  l.q_power.resize(l.shape.n_embd_k);
+  for (std::uint32_t h = 0; h < n_head; ++h) {
+    float sum[codec::kMaxDim] = {};
+    for (std::uint32_t t = 0; t < job.n_tok; ++t) {
+      const float* q = job.q + t * job.q_tok_stride + h * job.q_head_stride;
+      for (std::uint32_t c = 0; c < dim; ++c) sum[c] += q[c] * q[c];
+    }
+    double* to = l.q_power.data() + std::size_t{h / gqa} * dim;
+    for (std::uint32_t c = 0; c < dim; ++c)
+      if (std::isfinite(sum[c])) to[c] += sum[c];
+  }
+  l.q_count += std::uint64_t{job.n_tok} * gqa;
+}
+
 Status Cache::SetHeads(std::uint32_t layer, std::uint32_t n_head_kv) {
   std::lock_guard lock(mutex_);
   Layer* l = Get(layer);
@@ -70,20 +119,14 @@ Status Cache::SetHeads(std::uint32_t layer, std::uint32_t n_head_kv) {
   }
   auto k = codec::Resolve(l->format.k, Side::kK, dk);
   if (!k.ok()) return k.status();
-  auto kc = codec::CodingOf(k.value(), Side::kK);
-  if (!kc.ok()) return kc.status();
   s.k = k.value();
-  s.k_coding = kc.value();
   if (s.n_embd_v != 0) {
     auto v = codec::Resolve(l->format.v, Side::kV, dv);
     if (!v.ok()) return v.status();
-    auto vc = codec::CodingOf(v.value(), Side::kV);
-    if (!vc.ok()) return vc.status();
     s.v = v.value();
-    s.v_coding = vc.value();
   }
   s.n_head_kv = n_head_kv;
-  return Status::Ok();
+  return SetLayouts(s);
 }
 
 Status Cache::Write(std::uint32_t layer, Side side, std::span<const std::uint64_t> cells,
@@ -211,6 +254,7 @@ Status Cache::Attend(std::uint32_t layer, std::span<const StreamJob> jobs,
   }
   first.push_back(views_.size());
   for (std::size_t i = 0; i < jobs.size(); ++i) {
+    NoteQueries(*l, jobs[i].job, params.n_head);
     jobs_.push_back(jobs[i].job);
     jobs_.back().pages = std::span(views_).subspan(first[i], first[i + 1] - first[i]);
   }
@@ -235,6 +279,11 @@ Status Cache::Maintain(std::uint32_t layer, Executor& executor) {
     if (!status.ok()) break;
   }
   if (!items.empty()) {
+    if (l->q_count != 0) {
+      l->shape.k_weight.resize(l->q_power.size());
+      for (std::size_t c = 0; c < l->q_power.size(); ++c)
+        l->shape.k_weight[c] = static_cast<float>(l->q_power[c] / static_cast<double>(l->q_count));
+    }
     if (l->shape.k.mean && l->shape.k_mean.empty()) {
       auto first = std::find_if(items.begin(), items.end(),
                                 [](const Item& i) { return i.task.side == Side::kK; });
@@ -411,6 +460,8 @@ CacheBytes Cache::bytes() {
     }
     lb.sum.scales[0] += l.shape.k_mean.capacity() * sizeof(float);
     lb.sum.index += l.shape.k_mean_before.capacity() * sizeof(float);
+    lb.sum.index +=
+        l.q_power.capacity() * sizeof(double) + l.shape.k_weight.capacity() * sizeof(float);
     for (const auto& [shift, angles] : l.shape.turns)
       lb.sum.index += sizeof(shift) + sizeof(angles) + angles.capacity() * sizeof(float);
     out.cells_used = std::max(out.cells_used, lb.sum.live_rows);

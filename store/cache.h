@@ -29,6 +29,7 @@ struct Options {
   std::uint32_t page_size = 64;
   std::uint32_t n_sink = 4;
   std::uint32_t residual_length = 64;
+  bool int8_window = true;  // full pages of the recent window are int8, else f16
 };
 
 // One layer's share of a snapshot.
@@ -136,9 +137,13 @@ class Cache {
     std::uint32_t copy_from = 0, copy_to = 0;
     std::uint64_t rows_written = 0;
     std::uint64_t rows_clamped = 0;
-    bool restored = false;  // since Clear
+    bool restored = false;        // since Clear
+    std::vector<double> q_power;  // [n_embd_k] sum of q², never cleared
+    std::uint64_t q_count = 0;
   };
   Layer* Get(std::uint32_t layer);
+  Status SetLayouts(LayerShape& shape) const;
+  void NoteQueries(Layer& layer, const attention::Job& job, std::uint32_t n_head);
   Status FlushCopy(Layer& layer);
   Status CopyRows(Layer& layer, codec::Side side, std::uint32_t from, std::uint32_t to);
   Stream& StreamOf(Layer& layer, std::uint64_t cell) { return *layer.streams[cell / n_cells_]; }

@@ -72,8 +72,10 @@ class CacheTest : public ::testing::Test {
 };
 
 TEST_F(CacheTest, SinksAndRecentWindowStayExactTheRestIsCoded) {
+  Options options;
+  options.int8_window = false;
   for (std::uint32_t n : {1u, 63u, 64u, 65u, 127u, 128u, 129u, 200u, 500u}) {
-    Make("k4v4");
+    Make("k4v4", options);
     truth.clear();
     for (std::uint32_t c = 0; c < n; ++c) Put(c);
     Seal();
@@ -91,6 +93,52 @@ TEST_F(CacheTest, SinksAndRecentWindowStayExactTheRestIsCoded) {
       }
     }
   }
+}
+
+TEST_F(CacheTest, AFullPageIsInt8UntilItLeavesTheRecentWindow) {
+  for (std::uint32_t n : {63u, 64u, 127u, 128u, 192u, 250u}) {
+    Make("k3.5v3");
+    truth.clear();
+    for (std::uint32_t c = 0; c < n; ++c) {
+      Put(c);
+      Seal();
+    }
+    const std::uint32_t full = n / 64 * 64;
+    for (std::uint32_t c = 4; c < n; ++c) {
+      const bool recent = c / 64 == full / 64 - 1 && n - full < 64;
+      for (Side side : {Side::kK, Side::kV}) {
+        const double e = Error(side, c);
+        if (c >= full) {
+          EXPECT_EQ(e, 0.0) << c << " of " << n;
+        } else if (recent) {
+          EXPECT_GT(e, 1e-6) << c << " of " << n;
+          EXPECT_LT(e, 1e-3) << c << " of " << n;
+        } else {
+          EXPECT_GT(e, 1e-3) << c << " of " << n;
+          EXPECT_LT(e, 0.06) << c << " of " << n;
+        }
+      }
+    }
+  }
+}
+
+// int8 between costs little: what is coded from it is nearly what would be coded from the rows.
+TEST_F(CacheTest, FinalWidthsFromInt8LoseLittle) {
+  double error[2] = {};
+  for (bool int8 : {false, true}) {
+    Options options;
+    options.int8_window = int8;
+    rows = Rows(7);
+    Make("k3v3", options);
+    for (std::uint32_t c = 0; c < 512; ++c) {
+      Put(c);
+      Seal();
+    }
+    for (std::uint32_t c = 4; c < 384; ++c)
+      for (Side side : {Side::kK, Side::kV}) error[int8] += Error(side, c);
+  }
+  EXPECT_LT(error[1], 1.01 * error[0]);
+  EXPECT_GT(error[1], 0.99 * error[0]);
 }
 
 TEST_F(CacheTest, ReadBeforeHeadsAreKnown) {
@@ -213,9 +261,9 @@ TEST_F(CacheTest, BytesAreWhatTheFormatsSay) {
     const StreamBytes& s = l.sum;
     const double bits =
         (s.coded[0] + s.coded[1] + s.scales[0] + s.scales[1]) * 8.0 / kRows / kEmbd / 2;
-    EXPECT_NEAR(bits, 4.19 * (kRows - 64) / kRows, 0.02);
+    EXPECT_NEAR(bits, (4.22 * (kRows - 64) + 8.19 * 64) / kRows, 0.02);
     EXPECT_EQ(s.n_sealed, 127u);
-    EXPECT_EQ(s.open[0], (64 + 4) * kEmbd * 2u);
+    EXPECT_EQ(s.open[0], 4 * kEmbd * 2u);
     all += s.coded[0] + s.coded[1] + s.scales[0] + s.scales[1] + s.open[0] + s.open[1] + s.slack +
            s.index;
   }

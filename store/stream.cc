@@ -7,7 +7,6 @@
 
 namespace kvtamp::store {
 
-using codec::Coding;
 using codec::Side;
 using page::Block;
 using page::CellIndex;
@@ -39,8 +38,8 @@ void Stream::AppendViews(std::vector<attention::Page>& views, std::deque<RowMask
     v.cells = p->cells;
     v.first_cell = p->first_cell;
     v.rows = p->rows;
-    v.k_coding = p->k.coding;
-    v.v_coding = p->v.coding;
+    v.k_layout = p->k.layout;
+    v.v_layout = p->v.layout;
     if (p->shifts == nullptr) {
       v.turn = turn_of(p->shift);
       turned = turned || v.turn != nullptr;
@@ -138,7 +137,7 @@ Status Stream::NoteCell(Page& p, std::uint32_t row, std::uint32_t cell) {
 
 Status Stream::EnsureF16(Page& p, Side side, std::uint32_t row) {
   Block& b = p.side(side);
-  if (b.data != nullptr && b.coding != Coding::kF16) return Status::Ok();
+  if (b.data != nullptr && b.coded()) return Status::Ok();
   const std::size_t row_bytes = shape_.n_embd(side) * sizeof(half_t);
   if ((row + 1) * row_bytes <= b.bytes) return Status::Ok();
   // Doubling from 16 rows: an open page of every layer is there all the time, and its empty half
@@ -161,20 +160,20 @@ Status Stream::EnsureF16(Page& p, Side side, std::uint32_t row) {
   alloc_.Free(b.data, b.bytes);
   b.data = data;
   b.bytes = static_cast<std::uint32_t>(bytes);
-  b.coding = Coding::kF16;
+  b.layout = nullptr;
   return Status::Ok();
 }
 
 bool Stream::Written(const Page& p, Side side, std::uint32_t row) const {
   const Block& b = p.side(side);
   if (b.data == nullptr) return false;
-  return b.coding != Coding::kF16 || b.written->test(row);
+  return b.coded() || b.written->test(row);
 }
 
 bool Stream::SideComplete(const Page& p, Side side) const {
   const Block& b = p.side(side);
   if (b.data == nullptr) return false;
-  return b.coding != Coding::kF16 || b.written->contains(p.live);
+  return b.coded() || b.written->contains(p.live);
 }
 
 // --- rows ---------------------------------------------------------------------------------------
@@ -287,7 +286,7 @@ Result<half_t*> Stream::Place(Side side, std::uint32_t cell) {
   }
   if (found) {
     const Block& b = pages_[at.page]->side(side);
-    if (b.data != nullptr && b.coding != Coding::kF16) {
+    if (b.data != nullptr && b.coded()) {
       // Coded already: a new row takes its place and keeps the other half.
       const Side other = side == Side::kK ? Side::kV : Side::kK;
       std::vector<half_t> keep;
@@ -380,22 +379,19 @@ Status Stream::Write(Side side, std::uint32_t cell, const half_t* row) {
 void Stream::ReadRow(const Page& p, Side side, std::uint32_t row, half_t* out) const {
   const Block& b = p.side(side);
   const std::uint32_t n_embd = shape_.n_embd(side);
-  if (b.coding == Coding::kF16) {
+  if (!b.coded()) {
     std::memcpy(out, page::F16Row(b, n_embd, row), n_embd * sizeof(half_t));
     return;
   }
-  const codec::PageShape shape = shape_.shape(side);
-  const std::size_t head_bytes = codec::EncodedBytes(b.coding, shape).total;
   float x[codec::kMaxDim];
   for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h) {
-    const std::uint8_t* coded = b.data + h * head_bytes;
+    const codec::SideLayout::Head& head = b.layout->heads[h];
     if (side == Side::kK) {
-      const float* mean = shape_.k_mean.empty() ? nullptr : shape_.k_mean.data() + h * shape.dim;
-      codec::DecodeRowK(b.coding, shape, coded, mean, row, x);
+      codec::DecodeRowK(head.coding, head.shape, b.data + head.offset, shape_.mean_of(h), row, x);
     } else {
-      codec::DecodeRowV(b.coding, shape, coded, shape_.v.hadamard, row, x);
+      codec::DecodeRowV(head.coding, head.shape, b.data + head.offset, shape_.v.hadamard, row, x);
     }
-    for (std::uint32_t c = 0; c < shape.dim; ++c) *out++ = FloatToHalf(x[c]);
+    for (std::uint32_t c = 0; c < head.shape.dim; ++c) *out++ = FloatToHalf(x[c]);
   }
 }
 
@@ -464,192 +460,6 @@ Status Stream::MovePinned(std::uint32_t id) {
   return Status::Ok();
 }
 
-// --- sealing ------------------------------------------------------------------------------------
-
-Status Stream::CollectSeals(std::vector<SealTask>& tasks) {
-  if (shape_.n_head_kv == 0) return Status::Ok();
-  std::size_t newer = open_ == CellIndex::kNone ? 0 : pages_[open_]->rows;
-  std::vector<std::uint32_t> due;
-  for (std::size_t i = unsealed_.size(); i-- > 0;) {
-    if (newer >= shape_.residual_length) due.push_back(unsealed_[i]);
-    newer += pages_[unsealed_[i]]->rows;
-  }
-  for (std::size_t i = due.size(); i-- > 0;) {
-    const std::uint32_t id = due[i];
-    if (shape_.k_coding != Coding::kF16 || shape_.v_coding != Coding::kF16) {
-      if (Status s = MovePinned(id); !s.ok()) return s;
-    }
-    if (!pages_[id]) continue;
-    Page& p = *pages_[id];
-    for (Side side : {Side::kK, Side::kV}) {
-      const Block& b = p.side(side);
-      if (b.data == nullptr || b.coding != Coding::kF16 || !SideComplete(p, side)) continue;
-      if (shape_.coding(side) == Coding::kF16) continue;
-      const std::size_t bytes =
-          codec::EncodedBytes(shape_.coding(side), shape_.shape(side)).total * shape_.n_head_kv;
-      std::uint8_t* coded = alloc_.Allocate(bytes);
-      if (coded == nullptr) return page::NoMemory(bytes);
-      tasks.push_back({id, side, coded});
-    }
-    // A format of f16 has nothing to encode: the page is as final as it gets.
-    const bool k_done = shape_.k_coding == Coding::kF16 && SideComplete(p, Side::kK);
-    const bool v_done =
-        shape_.n_embd_v == 0 || (shape_.v_coding == Coding::kF16 && SideComplete(p, Side::kV));
-    if (k_done && v_done) {
-      p.state = State::kSealed;
-      std::erase(unsealed_, id);
-    }
-  }
-  return Status::Ok();
-}
-
-void Stream::EncodeHead(const SealTask& task, std::uint32_t head) const {
-  const Page& p = *pages_[task.page];
-  const codec::PageShape shape = shape_.shape(task.side);
-  const codec::Coding coding = shape_.coding(task.side);
-  const std::uint32_t n_embd = shape_.n_embd(task.side);
-  std::uint8_t* out = task.coded + head * codec::EncodedBytes(coding, shape).total;
-  const codec::EncodeInput in{page::F16Row(p.side(task.side), n_embd, 0) + head * shape.dim, n_embd,
-                              p.live.word};
-  if (task.side == Side::kK) {
-    const float* mean = shape_.k_mean.empty() ? nullptr : shape_.k_mean.data() + head * shape.dim;
-    codec::EncodeK(coding, shape, in, mean, out);
-  } else {
-    codec::EncodeV(coding, shape, in, shape_.v.hadamard, out);
-  }
-}
-
-void Stream::FinishSeal(const SealTask& task) {
-  Page& p = *pages_[task.page];
-  Block& b = p.side(task.side);
-  FreeBlock(b);
-  b.data = task.coded;
-  b.coding = shape_.coding(task.side);
-  b.bytes = static_cast<std::uint32_t>(
-      codec::EncodedBytes(b.coding, shape_.shape(task.side)).total * shape_.n_head_kv);
-  const bool k_done = SideComplete(p, Side::kK) && p.k.coding == shape_.k_coding;
-  const bool v_done =
-      shape_.n_embd_v == 0 || (SideComplete(p, Side::kV) && p.v.coding == shape_.v_coding);
-  if (k_done && v_done) {
-    p.state = State::kSealed;
-    std::erase(unsealed_, task.page);
-  }
-}
-
-std::vector<float> Stream::MeanKey(std::uint32_t id) const {
-  const Page& p = *pages_[id];
-  std::vector<double> sum(shape_.n_embd_k, 0.0);
-  std::vector<half_t> row(shape_.n_embd_k);
-  std::uint32_t n = 0;
-  for (std::uint32_t r = 0; r < p.rows; ++r) {
-    if (!p.live.test(r)) continue;
-    ReadRow(p, Side::kK, r, row.data());
-    for (std::uint32_t c = 0; c < shape_.n_embd_k; ++c) sum[c] += HalfToFloat(row[c]);
-    n++;
-  }
-  std::vector<float> mean(shape_.n_embd_k, 0.0f);
-  for (std::uint32_t c = 0; c < shape_.n_embd_k && n > 0; ++c) {
-    // Kept in f16 precision, so that it can be written down exactly in 16 bits.
-    mean[c] = HalfToFloat(FloatToHalf(static_cast<float>(sum[c] / n)));
-  }
-  return mean;
-}
-
-Status Stream::RecodeK(Page& p, const std::vector<half_t>& rows) {
-  if (p.k.coding == Coding::kF16) {
-    for (std::uint32_t r = 0; r < p.rows; ++r) {
-      if (!p.live.test(r) || !Written(p, Side::kK, r)) continue;
-      std::memcpy(page::F16Row(p.k, shape_.n_embd_k, r),
-                  rows.data() + std::size_t{r} * shape_.n_embd_k, shape_.n_embd_k * sizeof(half_t));
-    }
-    FreeShifts(p);
-    p.shift = 0;
-    return Status::Ok();
-  }
-  const codec::PageShape shape = shape_.shape(Side::kK);
-  const std::size_t head_bytes = codec::EncodedBytes(p.k.coding, shape).total;
-  std::uint8_t* coded = alloc_.Allocate(p.k.bytes);  // the old bytes may have other owners
-  if (coded == nullptr) return page::NoMemory(p.k.bytes);
-  for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h) {
-    const float* mean = shape_.k_mean.empty() ? nullptr : shape_.k_mean.data() + h * shape.dim;
-    codec::EncodeK(p.k.coding, shape, {rows.data() + h * shape.dim, shape_.n_embd_k, p.live.word},
-                   mean, coded + h * head_bytes);
-  }
-  alloc_.Free(p.k.data, p.k.bytes);
-  p.k.data = coded;
-  FreeShifts(p);
-  p.shift = 0;
-  return Status::Ok();
-}
-
-// --- compaction ---------------------------------------------------------------------------------
-
-Status Stream::Compact() {
-  if (!died_) return Status::Ok();
-  died_ = false;
-  std::uint32_t first = CellIndex::kNone;
-  for (std::uint32_t id = 0; id < pages_.size(); ++id) {
-    const Page* p = pages_[id].get();
-    if (p == nullptr || p->pinned || p->state != State::kSealed) continue;
-    if (p->live.count() * 2u > p->capacity) continue;
-    if (first == CellIndex::kNone) {
-      first = id;
-    } else {
-      if (Status s = CompactInto(first, id); !s.ok()) return s;
-      first = CellIndex::kNone;
-    }
-  }
-  return Status::Ok();
-}
-
-Status Stream::CompactInto(std::uint32_t a, std::uint32_t b) {
-  auto fresh = NewPage(shape_.page_size, false);
-  if (!fresh.ok()) return fresh.status();
-  const std::uint32_t id = fresh.value();
-  for (std::uint32_t from : {a, b}) {
-    const Page& old = *pages_[from];
-    Page& p = *pages_[id];
-    for (std::uint32_t r = 0; r < old.rows; ++r) {
-      if (!old.live.test(r)) continue;
-      const std::uint32_t row = p.rows;
-      if (Status s = NoteCell(p, row, old.cell(r)); !s.ok()) return s;
-      for (Side side : {Side::kK, Side::kV}) {
-        if (!Written(old, side, r)) continue;
-        if (Status s = EnsureF16(p, side, p.capacity - 1u); !s.ok()) return s;
-        ReadRow(old, side, r, page::F16Row(p.side(side), shape_.n_embd(side), row));
-        p.side(side).written->set(row);
-      }
-      p.live.set(row);
-      p.rows++;
-      if (Status s = SetShift(p, row, old.shift_of(r)); !s.ok()) return s;
-    }
-  }
-  Page& p = *pages_[id];
-  for (std::uint32_t r = 0; r < p.rows; ++r) index_.Set(p.cell(r), id);
-  FreePage(a);
-  FreePage(b);
-  p.state = State::kSettled;
-  unsealed_.insert(unsealed_.begin(), id);
-  std::vector<SealTask> tasks;
-  for (Side side : {Side::kK, Side::kV}) {
-    if (p.side(side).data == nullptr || shape_.coding(side) == Coding::kF16) continue;
-    const std::size_t bytes =
-        codec::EncodedBytes(shape_.coding(side), shape_.shape(side)).total * shape_.n_head_kv;
-    std::uint8_t* coded = alloc_.Allocate(bytes);
-    if (coded == nullptr) return page::NoMemory(bytes);
-    tasks.push_back({id, side, coded});
-  }
-  for (const SealTask& t : tasks) {
-    for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h) EncodeHead(t, h);
-    FinishSeal(t);
-  }
-  if (tasks.empty()) {  // an f16 store has nothing to encode
-    p.state = State::kSealed;
-    std::erase(unsealed_, id);
-  }
-  return Status::Ok();
-}
-
 // --- copies and accounts ------------------------------------------------------------------------
 
 void Stream::CopyFrom(const Stream& other, Status& status) {
@@ -658,7 +468,7 @@ void Stream::CopyFrom(const Stream& other, Status& status) {
     if (from.data == nullptr) return true;
     to = from;
     to.written = nullptr;
-    if (from.coding != Coding::kF16) {  // never changed in place
+    if (from.coded()) {  // never changed in place
       alloc_.Share(from.data);
       return true;
     }
@@ -734,16 +544,15 @@ StreamBytes Stream::bytes() const {
       if (b.data == nullptr) continue;
       const int s = static_cast<int>(side);
       std::uint64_t useful = 0;
-      if (b.coding == Coding::kF16) {
+      if (!b.coded()) {
         useful = live * shape_.n_embd(side) * 2;
         out.open[s] += useful;
       } else {
-        const codec::PageBytes pb = codec::EncodedBytes(b.coding, shape_.shape(side));
         // What several streams own is counted once, by parts.
         const std::uint32_t owners = alloc_.owners(b.data);
         const std::uint64_t codes =
-            (pb.total - pb.scales) * shape_.n_head_kv * live / p.capacity / owners;
-        const std::uint64_t scales = pb.scales * shape_.n_head_kv / owners;
+            std::uint64_t{b.layout->bytes - b.layout->scales} * live / p.capacity / owners;
+        const std::uint64_t scales = b.layout->scales / owners;
         out.coded[s] += codes;
         out.scales[s] += scales;
         out.slack += b.bytes / owners - codes - scales;

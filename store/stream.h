@@ -33,7 +33,10 @@ struct LayerShape {
   std::uint32_t n_sink = 4;
   std::uint32_t residual_length = 64;
   codec::Format k, v;  // resolved for the head sizes once those are known
-  codec::Coding k_coding = codec::Coding::kF16, v_coding = codec::Coding::kF16;
+  // How coded sides lie, by codec::Side: for good, and while in the recent window. Without heads:
+  // they stay f16. The two may be one. Their addresses must not change once rows are written.
+  std::shared_ptr<const codec::SideLayout> final[2], window[2];
+  std::vector<float> k_weight;       // [n_embd_k] mean of q² so far; empty: nothing known
   std::vector<float> k_mean;         // [n_embd_k], empty until the first page is sealed
   std::vector<float> k_mean_before;  // that of what Clear took away
   TurnShape turn;
@@ -42,9 +45,14 @@ struct LayerShape {
 
   std::uint32_t n_embd(codec::Side s) const { return s == codec::Side::kK ? n_embd_k : n_embd_v; }
   std::uint32_t dim(codec::Side s) const { return n_embd(s) / n_head_kv; }
-  codec::Coding coding(codec::Side s) const { return s == codec::Side::kK ? k_coding : v_coding; }
-  codec::PageShape shape(codec::Side s) const {
-    return {page_size, dim(s), s == codec::Side::kV ? v.group : 0u};
+  const codec::SideLayout* final_of(codec::Side s) const {
+    return final[static_cast<int>(s)].get();
+  }
+  const codec::SideLayout* window_of(codec::Side s) const {
+    return window[static_cast<int>(s)].get();
+  }
+  const float* mean_of(std::uint32_t head) const {
+    return k_mean.empty() ? nullptr : k_mean.data() + std::size_t{head} * dim(codec::Side::kK);
   }
 };
 
@@ -82,18 +90,19 @@ class Stream {
   // Cells that must stay f16 for ever, e.g. a sequence's first tokens.
   void MarkSink(std::uint32_t cell);
 
-  // One side of one page that is due for its final format.
+  // One side of one page that is due for another format.
   struct SealTask {
     std::uint32_t page;
     codec::Side side;
+    const codec::SideLayout* to;
     std::uint8_t* coded;  // to be filled, all heads
   };
-  // Appends what is due (full, out of the recent window, all rows written); sinks are moved out
-  // first.
+  // Appends what is due: full pages with all rows written, for the format of the recent window or,
+  // if they are out of it, for their final one; sinks are moved out first.
   Status CollectSeals(std::vector<SealTask>& tasks);
   // The encoding itself: may run on any thread, tasks and heads in any order.
   void EncodeHead(const SealTask& task, std::uint32_t head) const;
-  // Puts the coded side in place of the f16 one.
+  // Puts the coded side in place of what was there.
   void FinishSeal(const SealTask& task);
   // The mean key of a page, for the layer's first seal.
   std::vector<float> MeanKey(std::uint32_t page) const;
@@ -163,6 +172,9 @@ class Stream {
   Status MovePinned(std::uint32_t id);
   Status PinRow(const page::Page& from, std::uint32_t row);
   Status CompactInto(std::uint32_t a, std::uint32_t b);
+  bool IsFinal(const page::Page& p, codec::Side side) const;
+  void EncodeRows(codec::Side side, const codec::SideLayout::Head& to, std::uint32_t head,
+                  const codec::EncodeInput& rows, std::uint8_t* out) const;
   bool IsSink(std::uint32_t cell) const;
   Status RecodeK(page::Page& p, const std::vector<half_t>& rows);
 

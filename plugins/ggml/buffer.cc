@@ -126,7 +126,8 @@ bool Buffer::EnsureStored(const KvTensor& t) {
   }
   const auto settings = CurrentSettings();
   if (cache_ == nullptr) {
-    const store::Options options{settings->page_size, settings->n_sink, settings->residual_length};
+    const store::Options options{settings->page_size, settings->n_sink, settings->residual_length,
+                                 settings->int8_window};
     auto fresh = std::make_unique<store::Cache>(options, t.n_streams, t.n_cells);
     std::lock_guard lock(snapshot_mutex_);
     cache_ = std::move(fresh);

@@ -31,11 +31,12 @@ void Fill(const Cache& cache, ggml_backend_t ours, Random& random, int n, int fi
 TEST(Reclaim, CellsFromNkvOnAreGone) {
   for (const char* type : kTypes) {
     SCOPED_TRACE(type);
-    const Dims d{.n_cells = 4096};
+    const Dims d{.n_head_kv = 8, .n_cells = 4096};
     const ggml_backend_ptr ours = NewBackend({type, 64, 4, 64});
     Random random(Seed(50));
     Cache cache(OurType(), d);
     Fill(cache, ours.get(), random, 512, 0, 0);
+    Fill(cache, ours.get(), random, 1, 500, 0);  // as below, so that the two can be compared
     const std::uint64_t small = Resident();
     Fill(cache, ours.get(), random, 3000, 512, 0);
     EXPECT_EQ(Live(), 3512);

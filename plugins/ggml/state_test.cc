@@ -487,7 +487,7 @@ TEST(KShift, ErrorIsFlatInTheNumberOfShifts) {
         }
       double sum = 0, size = 0;
       Random random(12);
-      for (int n = 0; n < 16; ++n) {
+      for (int n = 0; n < 64; ++n) {
         Batch b;
         b.n_head = 4;
         b.n_tok = 1;

@@ -58,6 +58,7 @@ inline void SetThreads(ggml_backend_t backend, int n) {
 struct Setting {
   std::string type = "f16";
   int page_size = 64, n_sink = 4, residual_length = 64;
+  std::string residual_type = "int8";
 };
 
 inline ggml_backend_ptr NewBackend(const Setting& s = {}, int n_threads = 1) {
@@ -65,6 +66,7 @@ inline ggml_backend_ptr NewBackend(const Setting& s = {}, int n_threads = 1) {
   setenv("KVTAMP_CACHE_PAGE_SIZE", std::to_string(s.page_size).c_str(), 1);
   setenv("KVTAMP_CACHE_N_SINK", std::to_string(s.n_sink).c_str(), 1);
   setenv("KVTAMP_CACHE_RESIDUAL_LENGTH", std::to_string(s.residual_length).c_str(), 1);
+  setenv("KVTAMP_CACHE_RESIDUAL_TYPE", s.residual_type.c_str(), 1);
   ggml_backend_ptr b(ggml_backend_dev_init(Device(), nullptr));
   SetThreads(b.get(), n_threads);
   return b;

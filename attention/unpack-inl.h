@@ -1,0 +1,208 @@
+// Codes of few bits to bytes, once for all query rows: K's planes to one byte a code, V's trellis
+// to levels. Per-target header.
+#if defined(KVTAMP_ATTENTION_UNPACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVTAMP_ATTENTION_UNPACK_INL_H_
+#undef KVTAMP_ATTENTION_UNPACK_INL_H_
+#else
+#define KVTAMP_ATTENTION_UNPACK_INL_H_
+#endif
+
+#include <cstring>
+
+#include "attention/grid-inl.h"
+#include "codec/layout.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvtamp::attention {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// A page of one head, kKPlanes, ready to be multiplied. Entries are padded to a multiple of 16 with
+// ones of factor 0.
+struct KPlanes {
+  codec::Planes* planes;
+  std::uint8_t* codes;      // [entries / 4][rows][4]
+  float* factor;            // [entries] scale * 2^shift
+  std::int32_t* channel;    // [entries]
+  std::int32_t* twice_mid;  // [entries] twice the middle of the plane's codes
+
+  KPlanes() = default;
+  KPlanes(Arena& arena, const Layer& layer) {
+    const std::uint32_t n = MaxEntries(layer);
+    planes = arena.Take<codec::Planes>(1);
+    codes = arena.Take<std::uint8_t>(std::size_t{n} * layer.page_size);
+    factor = arena.Take<float>(n);
+    channel = arena.Take<std::int32_t>(n);
+    twice_mid = arena.Take<std::int32_t>(n);
+  }
+  // Three planes a channel, and a few that are cut in two.
+  static std::uint32_t MaxEntries(const Layer& layer) { return RoundUp(3 * layer.dim_k + 16, 16); }
+  std::uint32_t n() const { return planes->total(); }
+};
+
+#if HWY_TARGET != HWY_SCALAR
+// Pieces of kBytes bytes, each of which holds 8 / kBits times as many codes.
+template <int kBits, std::size_t kBytes>
+HWY_INLINE void UnpackPieces(const std::uint8_t* from, std::size_t n, std::uint8_t* out) {
+  const hn::CappedTag<std::uint8_t, kBytes> d;
+  const hn::Repartition<std::uint16_t, decltype(d)> d16;
+  const auto mask = hn::Set(d, static_cast<std::uint8_t>((1 << kBits) - 1));
+  for (std::size_t piece = 0; piece < n; ++piece, from += kBytes, out += kBytes * (8 / kBits)) {
+    for (std::size_t i = 0; i < kBytes; i += hn::Lanes(d)) {
+      auto x = hn::BitCast(d16, hn::LoadU(d, from + i));
+      for (std::size_t k = 0; k < 8 / kBits; ++k) {
+        hn::StoreU(hn::And(hn::BitCast(d, x), mask), d, out + k * kBytes + i);
+        x = hn::ShiftRight<kBits>(x);
+      }
+    }
+  }
+}
+#endif
+
+template <int kBits>
+HWY_INLINE void UnpackList(const std::uint8_t* from, std::size_t bytes, std::uint32_t rows,
+                           std::uint8_t* out) {
+  const std::uint32_t piece = std::min(rows, 128u / kBits) * kBits / 2;
+#if HWY_TARGET == HWY_SCALAR
+  for (std::size_t p = 0; p < bytes; p += piece, out += piece * (8 / kBits)) {
+    for (std::uint32_t i = 0; i < piece * (8 / kBits); ++i)
+      out[i] = (from[p + i % piece] >> (i / piece * kBits)) & ((1 << kBits) - 1);
+  }
+#else
+  switch (piece) {
+    case 64:
+      return UnpackPieces<kBits, 64>(from, bytes / 64, out);
+    case 32:
+      return UnpackPieces<kBits, 32>(from, bytes / 32, out);
+    case 16:
+      return UnpackPieces<kBits, 16>(from, bytes / 16, out);
+    default:
+      return UnpackPieces<kBits, 8>(from, bytes / 8, out);
+  }
+#endif
+}
+
+// `scale`: [dim], from KPlanesGrid.
+HWY_NOINLINE void UnpackK(const codec::PageShape& shape, const std::uint8_t* page,
+                          const float* scale, const KPlanes& k) {
+  codec::PlanesOf(page, shape, *k.planes);
+  const std::uint8_t* from = page + 2 * shape.dim + shape.dim / 2;
+  std::uint8_t* out = k.codes;
+  const auto list = [&]<int kBits>(std::integral_constant<int, kBits>, std::uint32_t n) {
+    const std::size_t bytes = std::size_t{n} * shape.rows * kBits / 8;
+    UnpackList<kBits>(from, bytes, shape.rows, out);
+    from += bytes;
+    out += std::size_t{n} * shape.rows;
+  };
+  list(std::integral_constant<int, 4>(), k.planes->n[0]);
+  list(std::integral_constant<int, 2>(), k.planes->n[1]);
+  list(std::integral_constant<int, 1>(), k.planes->n[2]);
+  std::uint32_t e = 0;
+  constexpr std::int32_t kTwiceMid[] = {15, 3, 1};
+  for (int i = 0; i < 3; ++i) {
+    for (const std::uint32_t end = e + k.planes->n[i]; e < end; ++e) {
+      const std::uint32_t c = k.planes->channel[e];
+      k.channel[e] = static_cast<std::int32_t>(c);
+      k.factor[e] = scale[c] * static_cast<float>(1 << k.planes->shift[e]);
+      k.twice_mid[e] = kTwiceMid[i];
+    }
+  }
+  for (; e % 16 != 0; ++e) {
+    k.channel[e] = k.twice_mid[e] = 0;
+    k.factor[e] = 0;
+  }
+}
+
+// table[index] of each byte.
+#if HWY_TARGET != HWY_SCALAR
+template <class D8>
+class ByteTable {
+ public:
+  using V = hn::Vec<D8>;
+#if HWY_TARGET == HWY_AVX3_DL
+  HWY_INLINE explicit ByteTable(const std::int8_t* table) {
+    for (int i = 0; i < 4; ++i) t_[i] = _mm512_loadu_si512(table + i * 64);
+  }
+  HWY_INLINE V operator()(V index) const {
+    const __m512i low = _mm512_permutex2var_epi8(t_[0], index.raw, t_[1]);
+    const __m512i high = _mm512_permutex2var_epi8(t_[2], index.raw, t_[3]);
+    return V{_mm512_mask_blend_epi8(_mm512_movepi8_mask(index.raw), low, high)};
+  }
+
+ private:
+  __m512i t_[4];
+#else
+  HWY_INLINE explicit ByteTable(const std::int8_t* table) : table_(table) {}
+  HWY_INLINE V operator()(V index) const {
+    const D8 d;
+    const hn::Repartition<std::uint16_t, D8> d16;
+    const auto i16 = hn::BitCast(d16, index);
+    const V low = hn::And(index, hn::Set(d, 15));
+    // The bits above choose among sixteen tables of sixteen, two by two.
+    const V bit4 = hn::BitCast(d, hn::ShiftLeft<3>(i16)),
+            bit5 = hn::BitCast(d, hn::ShiftLeft<2>(i16)),
+            bit6 = hn::BitCast(d, hn::ShiftLeft<1>(i16));
+    const auto two = [&](int t) HWY_ATTR {
+      return Choose(bit4, hn::TableLookupBytes(hn::LoadDup128(d, table_ + t * 16 + 16), low),
+                    hn::TableLookupBytes(hn::LoadDup128(d, table_ + t * 16), low));
+    };
+    const auto four = [&](int t) HWY_ATTR { return Choose(bit5, two(t + 2), two(t)); };
+    const V lower = Choose(bit6, four(4), four(0));
+    return Choose(index, Choose(bit6, four(12), four(8)), lower);
+  }
+
+ private:
+  static HWY_INLINE V Choose(V sign, V yes, V no) {
+#if HWY_TARGET == HWY_AVX2
+    return V{_mm256_blendv_epi8(no.raw, yes.raw, sign.raw)};
+#else
+    return hn::IfThenElse(hn::Lt(sign, hn::Zero(D8())), yes, no);
+#endif
+  }
+  const std::int8_t* table_;
+#endif
+};
+#endif
+
+// out: as kVInt8's codes, [dim up to 16, / 16][rows / 4][16][4].
+HWY_NOINLINE void UnpackV(const codec::PageShape& shape, const std::uint8_t* codes,
+                          std::int8_t* out) {
+  constexpr std::uint32_t kLanes = codec::kTrellisLanes;
+  const std::uint32_t steps = codec::TrellisSteps(shape), rate8 = shape.rate8;
+  std::uint8_t before[kLanes];  // a lane's bits go on where those of the lane before end
+  before[0] = 0;
+  std::memcpy(before + 1, codes + (steps * rate8 / 64 - 1) * kLanes, kLanes - 1);
+  const std::int8_t* levels = codec::TrellisLevels(rate8);
+#if HWY_TARGET != HWY_SCALAR
+  const hn::CappedTag<std::int8_t, kLanes> d;
+  const hn::Repartition<std::uint16_t, decltype(d)> d16;
+  const ByteTable<decltype(d)> table(levels);
+#endif
+  for (std::uint32_t s = 0; s < steps; ++s, out += kLanes) {
+    const std::uint32_t end = codec::TrellisEnd(rate8, s), at = (end - 1) / 8, used = end - 8 * at;
+    const std::uint8_t* now = codes + at * kLanes;
+    const std::uint8_t* last = at == 0 ? before : now - kLanes;
+#if HWY_TARGET == HWY_SCALAR
+    for (std::uint32_t i = 0; i < kLanes; ++i)
+      out[i] = levels[((last[i] << used) | (now[i] >> (8 - used))) & 255];
+#else
+    const auto keep = hn::Set(d, static_cast<std::int8_t>(0xFF << used));
+    for (std::uint32_t i = 0; i < kLanes; i += static_cast<std::uint32_t>(hn::Lanes(d))) {
+      const auto p = hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(last + i));
+      const auto n = hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(now + i));
+      const auto window = hn::Or(
+          hn::And(hn::BitCast(d, hn::ShiftLeftSame(p, static_cast<int>(used))), keep),
+          hn::AndNot(keep, hn::BitCast(d, hn::ShiftRightSame(n, static_cast<int>(8 - used)))));
+      hn::StoreU(table(window), d, out + i);
+    }
+#endif
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvtamp::attention
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target guard

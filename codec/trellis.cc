@@ -1,0 +1,198 @@
+#include "codec/trellis.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "codec/encode.h"
+#include "codec/layout.h"
+#include "cpu/convert.h"
+
+namespace kvtamp::codec {
+namespace {
+
+constexpr float kIndicesPerOctave = 12, kOrigin = 17;
+
+// What a root mean square of one is in level units: the tables are made so.
+float LevelsPerSigma(std::uint32_t rate8) { return rate8 <= 20 ? 127 / 2.811f : 127 / 3.255f; }
+
+int IndexNear(float scale) {
+  const float index = kIndicesPerOctave * (std::log2(std::max(scale, 1e-30f)) + kOrigin);
+  return static_cast<int>(std::clamp(std::nearbyint(index), 1.0f, 255.0f));
+}
+
+// The table as a set: where the nearest level lies.
+class LevelSet {
+ public:
+  explicit LevelSet(const std::int8_t* levels) {
+    for (int i = 0; i < 256; ++i) has_[levels[i] + 128] = true;
+  }
+  bool Near(float x, float tolerance) const {
+    const float level = std::nearbyint(x);
+    if (std::abs(level) > 127 || std::abs(x - level) > tolerance) return false;
+    return has_[static_cast<int>(level) + 128];
+  }
+
+ private:
+  bool has_[256] = {};
+};
+
+// One group of one token: the scale whose levels all its values lie on; 0 if there is none.
+int RecogniseScale(const float* y, std::uint32_t n, int guess, float tolerance,
+                   const LevelSet& set) {
+  for (int i = 0; i <= 16; ++i) {  // nearest to the guess first
+    const int k = guess + (i % 2 == 0 ? i / 2 : -(i + 1) / 2);
+    if (k < 1 || k > 255) continue;
+    const float inverse = 1 / VScale(static_cast<std::uint8_t>(k));
+    const float limit = std::min(0.3f, tolerance * inverse + 1e-3f);
+    std::uint32_t c = 0;
+    while (c < n && set.Near(y[c] * inverse, limit)) ++c;
+    if (c == n) return k;
+  }
+  return 0;
+}
+
+void LoadRows(const PageShape& shape, const EncodeInput& in, bool hadamard, TrellisScratch& s) {
+  s.y.assign(std::size_t{shape.rows} * shape.dim, 0.0f);
+  for (std::uint32_t r = 0; r < shape.rows; ++r) {
+    if (!IsValid(in, r)) continue;
+    float* y = s.y.data() + std::size_t{r} * shape.dim;
+    cpu::HalfToFloat(in.rows + r * in.stride, y, shape.dim);
+    for (std::uint32_t c = 0; c < shape.dim; ++c)
+      if (!(std::abs(y[c]) <= 65504.0f)) y[c] = 0;
+    if (hadamard) Hadamard(y, shape.dim);
+  }
+}
+
+// Scales before the search.
+void GuessScales(const PageShape& shape, const EncodeInput& in, TrellisScratch& s,
+                 std::uint8_t* scales) {
+  const LevelSet set(TrellisLevels(shape.rate8));
+  const std::uint32_t n_groups = shape.dim / shape.group;
+  s.known.assign(std::size_t{shape.rows} * n_groups, 0);
+  for (std::uint32_t r = 0; r < shape.rows; ++r) {
+    for (std::uint32_t g = 0; g < n_groups; ++g) {
+      const float* y = s.y.data() + std::size_t{r} * shape.dim + g * shape.group;
+      double power = 0;
+      for (std::uint32_t c = 0; c < shape.group; ++c) power += double{y[c]} * y[c];
+      const auto rms = static_cast<float>(std::sqrt(power / shape.group));
+      std::uint8_t& k = scales[g * shape.rows + r];
+      k = 0;
+      if (!IsValid(in, r) || rms / LevelsPerSigma(shape.rate8) < VScale(1)) continue;
+      const int guess = IndexNear(rms / LevelsPerSigma(shape.rate8));
+      // A row of halves, rotated: the errors of all its elements in each.
+      const float tolerance = 4 * rms * 0x1p-11f;
+      const int exact = RecogniseScale(y, shape.group, guess, tolerance, set);
+      k = static_cast<std::uint8_t>(exact != 0 ? exact : guess);
+      s.known[r * n_groups + g] = exact != 0;
+    }
+  }
+}
+
+void SetTargets(const PageShape& shape, const std::uint8_t* scales, TrellisScratch& s) {
+  const std::uint32_t steps = TrellisSteps(shape);
+  s.target.assign(std::size_t{steps} * kTrellisLanes, kNoTarget);
+  for (std::uint32_t r = 0; r < shape.rows; ++r) {
+    for (std::uint32_t c = 0; c < shape.dim; ++c) {
+      const std::uint8_t k = scales[c / shape.group * shape.rows + r];
+      if (k == 0) continue;
+      const float x = s.y[std::size_t{r} * shape.dim + c] / VScale(k);
+      s.target[TrellisLane(r, c) * steps + TrellisStep(shape, r, c)] =
+          static_cast<std::int16_t>(std::nearbyint(std::clamp(x, -180.0f, 180.0f)));
+    }
+  }
+}
+
+// Each scale by least squares on the levels found.
+void FitScales(const PageShape& shape, const TrellisScratch& s, std::uint8_t* scales) {
+  const std::uint32_t steps = TrellisSteps(shape), n_groups = shape.dim / shape.group;
+  const std::int8_t* levels = TrellisLevels(shape.rate8);
+  for (std::uint32_t r = 0; r < shape.rows; ++r) {
+    for (std::uint32_t g = 0; g < n_groups; ++g) {
+      std::uint8_t& k = scales[g * shape.rows + r];
+      if (k == 0 || s.known[r * n_groups + g] != 0) continue;
+      float dot = 0, power = 0;
+      for (std::uint32_t c = g * shape.group; c < (g + 1) * shape.group; ++c) {
+        const float level = levels[s.window[TrellisLane(r, c) * steps + TrellisStep(shape, r, c)]];
+        dot += level * s.y[std::size_t{r} * shape.dim + c];
+        power += level * level;
+      }
+      if (dot > 0) k = static_cast<std::uint8_t>(IndexNear(dot / power));
+    }
+  }
+}
+
+void WriteString(const PageShape& shape, const TrellisScratch& s, std::uint8_t* codes) {
+  const std::uint32_t steps = TrellisSteps(shape);
+  for (std::uint32_t lane = 0; lane < kTrellisLanes; ++lane) {
+    const std::uint8_t* window = s.window.data() + std::size_t{lane} * steps;
+    std::uint32_t bits = 0, n_bits = 0, byte = 0, end = 0;
+    for (std::uint32_t i = 0; i < steps; ++i) {
+      const std::uint32_t n = TrellisEnd(shape.rate8, i) - end;
+      end += n;
+      bits = (bits << n) | (window[i] & ((1u << n) - 1));
+      n_bits += n;
+      if (n_bits < 8) continue;
+      n_bits -= 8;
+      codes[byte++ * kTrellisLanes + lane] = static_cast<std::uint8_t>(bits >> n_bits);
+    }
+  }
+}
+
+}  // namespace
+
+void SearchTrellisPlain(const PageShape& shape, TrellisScratch& s) {
+  const std::int8_t* levels = TrellisLevels(shape.rate8);
+  const std::uint32_t steps = TrellisSteps(shape), n = steps * kTrellisLanes;
+  s.window.resize(n);
+  s.back.resize(std::size_t{n} * 128);
+  std::uint16_t cost[256], m[128];
+  std::fill_n(cost, 256, std::uint16_t{65535});
+  cost[0] = 0;
+  const auto bits_of = [&](std::uint32_t i) {
+    const std::uint32_t step = i % steps;
+    return TrellisEnd(shape.rate8, step) - (step == 0 ? 0 : TrellisEnd(shape.rate8, step - 1));
+  };
+  for (std::uint32_t i = 0; i < n; ++i) {
+    const std::uint32_t b = bits_of(i), n_m = 256u >> b;
+    std::uint16_t least = 65535;
+    for (std::uint32_t q = 0; q < n_m; ++q) {
+      std::uint32_t best = 0;
+      for (std::uint32_t j = 1; j < 1u << b; ++j)
+        if (cost[q + j * n_m] < cost[q + best * n_m]) best = j;
+      m[q] = cost[q + best * n_m];
+      least = std::min(least, m[q]);
+      s.back[std::size_t{i} * 128 + q] = static_cast<std::uint8_t>(best);
+    }
+    if (i % 4 == 0) {
+      for (std::uint32_t q = 0; q < n_m; ++q) m[q] = static_cast<std::uint16_t>(m[q] - least);
+    }
+    for (std::uint32_t w = 0; w < 256; ++w) {
+      int error = 0;
+      if (s.target[i] != kNoTarget)
+        error = std::min(std::abs(s.target[i] - levels[w]), kTrellisErrorCap);
+      cost[w] = static_cast<std::uint16_t>(std::min(65535, m[w >> b] + error * error));
+    }
+  }
+  std::uint32_t w = 0;
+  for (std::uint32_t i = 1; i < 256; ++i)
+    if (cost[i] < cost[w]) w = i;
+  for (std::uint32_t i = n; i-- > 0;) {
+    s.window[i] = static_cast<std::uint8_t>(w);
+    const std::uint32_t b = bits_of(i), q = w >> b;
+    w = q + s.back[std::size_t{i} * 128 + q] * (256u >> b);
+  }
+}
+
+void EncodeTrellis(const PageShape& shape, const EncodeInput& in, bool hadamard, TrellisScratch& s,
+                   std::uint8_t* out, TrellisSearch search) {
+  const PageBytes bytes = EncodedBytes(Coding::kVTrellis, shape);
+  LoadRows(shape, in, hadamard, s);
+  GuessScales(shape, in, s, out);
+  SetTargets(shape, out, s);
+  search(shape, s);
+  FitScales(shape, s, out);
+  WriteString(shape, s, out + bytes.scales);
+}
+
+}  // namespace kvtamp::codec

@@ -1,0 +1,225 @@
+// Pages that change their format: sealing, coding again, and compaction.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "cpu/convert.h"
+#include "store/stream.h"
+
+namespace kvtamp::store {
+
+using codec::Side;
+using page::Block;
+using page::CellIndex;
+using page::Page;
+using page::State;
+
+bool Stream::IsFinal(const Page& p, Side side) const {
+  return shape_.n_embd(side) == 0 ||
+         (SideComplete(p, side) && p.side(side).layout == shape_.final_of(side));
+}
+
+Status Stream::CollectSeals(std::vector<SealTask>& tasks) {
+  if (shape_.n_head_kv == 0) return Status::Ok();
+  std::size_t newer = open_ == CellIndex::kNone ? 0 : pages_[open_]->rows;
+  struct Turn {
+    std::uint32_t page;
+    bool due;  // out of the recent window
+  };
+  std::vector<Turn> turns(unsealed_.size());
+  for (std::size_t i = unsealed_.size(); i-- > 0;) {
+    turns[i] = {unsealed_[i], newer >= shape_.residual_length};
+    newer += pages_[unsealed_[i]]->rows;
+  }
+  for (const auto& [id, due] : turns) {
+    const auto wanted = [&](Side side) -> const codec::SideLayout* {
+      const Block& b = pages_[id]->side(side);
+      const codec::SideLayout* to = due ? shape_.final_of(side) : shape_.window_of(side);
+      const bool ready = b.data != nullptr && SideComplete(*pages_[id], side);
+      return ready && b.layout != to ? to : nullptr;
+    };
+    if (wanted(Side::kK) != nullptr || wanted(Side::kV) != nullptr) {
+      if (Status s = MovePinned(id); !s.ok()) return s;
+    }
+    if (!pages_[id]) continue;
+    Page& p = *pages_[id];
+    for (Side side : {Side::kK, Side::kV}) {
+      const codec::SideLayout* to = wanted(side);
+      if (to == nullptr) continue;
+      std::uint8_t* coded = alloc_.Allocate(to->bytes);
+      if (coded == nullptr) return page::NoMemory(to->bytes);
+      tasks.push_back({id, side, to, coded});
+    }
+    // A format of f16 has nothing to encode: the page is as final as it gets.
+    if (due && IsFinal(p, Side::kK) && IsFinal(p, Side::kV)) {
+      p.state = State::kSealed;
+      std::erase(unsealed_, id);
+    }
+  }
+  return Status::Ok();
+}
+
+void Stream::EncodeRows(Side side, const codec::SideLayout::Head& to, std::uint32_t head,
+                        const codec::EncodeInput& rows, std::uint8_t* out) const {
+  codec::EncodeInput in = rows;
+  if (side == Side::kV) {
+    codec::EncodeV(to.coding, to.shape, in, shape_.v.hadamard, out + to.offset);
+    return;
+  }
+  // Where values lie in keys, q alone does not say what a channel is worth.
+  if (!shape_.k_weight.empty() && shape_.v_in_k == 0)
+    in.weight = shape_.k_weight.data() + std::size_t{head} * to.shape.dim;
+  codec::EncodeK(to.coding, to.shape, in, shape_.mean_of(head), out + to.offset);
+}
+
+void Stream::EncodeHead(const SealTask& task, std::uint32_t head) const {
+  const Page& p = *pages_[task.page];
+  const Block& b = p.side(task.side);
+  const codec::SideLayout::Head& to = task.to->heads[head];
+  const std::uint32_t n_embd = shape_.n_embd(task.side), dim = to.shape.dim;
+  if (!b.coded()) {
+    EncodeRows(task.side, to, head,
+               {page::F16Row(b, n_embd, 0) + std::size_t{head} * dim, n_embd, p.live.word},
+               task.coded);
+    return;
+  }
+  const codec::SideLayout::Head& from = b.layout->heads[head];
+  std::vector<half_t> rows(std::size_t{p.capacity} * dim);
+  float x[codec::kMaxDim];
+  for (std::uint32_t r = 0; r < p.rows; ++r) {
+    if (!p.live.test(r)) continue;
+    if (task.side == Side::kK) {
+      codec::DecodeRowK(from.coding, from.shape, b.data + from.offset, shape_.mean_of(head), r, x);
+    } else {
+      codec::DecodeRowV(from.coding, from.shape, b.data + from.offset, shape_.v.hadamard, r, x);
+    }
+    cpu::FloatToHalf(x, rows.data() + std::size_t{r} * dim, dim);
+  }
+  EncodeRows(task.side, to, head, {rows.data(), dim, p.live.word}, task.coded);
+}
+
+void Stream::FinishSeal(const SealTask& task) {
+  Page& p = *pages_[task.page];
+  Block& b = p.side(task.side);
+  FreeBlock(b);
+  b.data = task.coded;
+  b.layout = task.to;
+  b.bytes = task.to->bytes;
+  if (IsFinal(p, Side::kK) && IsFinal(p, Side::kV)) {
+    p.state = State::kSealed;
+    std::erase(unsealed_, task.page);
+  }
+}
+
+std::vector<float> Stream::MeanKey(std::uint32_t id) const {
+  const Page& p = *pages_[id];
+  std::vector<double> sum(shape_.n_embd_k, 0.0);
+  std::vector<half_t> row(shape_.n_embd_k);
+  std::uint32_t n = 0;
+  for (std::uint32_t r = 0; r < p.rows; ++r) {
+    if (!p.live.test(r)) continue;
+    ReadRow(p, Side::kK, r, row.data());
+    for (std::uint32_t c = 0; c < shape_.n_embd_k; ++c) sum[c] += HalfToFloat(row[c]);
+    n++;
+  }
+  std::vector<float> mean(shape_.n_embd_k, 0.0f);
+  for (std::uint32_t c = 0; c < shape_.n_embd_k && n > 0; ++c) {
+    // Kept in f16 precision, so that it can be written down exactly in 16 bits.
+    mean[c] = HalfToFloat(FloatToHalf(static_cast<float>(sum[c] / n)));
+  }
+  return mean;
+}
+
+Status Stream::RecodeK(Page& p, const std::vector<half_t>& rows) {
+  if (!p.k.coded()) {
+    for (std::uint32_t r = 0; r < p.rows; ++r) {
+      if (!p.live.test(r) || !Written(p, Side::kK, r)) continue;
+      std::memcpy(page::F16Row(p.k, shape_.n_embd_k, r),
+                  rows.data() + std::size_t{r} * shape_.n_embd_k, shape_.n_embd_k * sizeof(half_t));
+    }
+    FreeShifts(p);
+    p.shift = 0;
+    return Status::Ok();
+  }
+  std::uint8_t* coded = alloc_.Allocate(p.k.bytes);  // the old bytes may have other owners
+  if (coded == nullptr) return page::NoMemory(p.k.bytes);
+  for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h) {
+    const codec::SideLayout::Head& to = p.k.layout->heads[h];
+    EncodeRows(Side::kK, to, h,
+               {rows.data() + std::size_t{h} * to.shape.dim, shape_.n_embd_k, p.live.word}, coded);
+  }
+  alloc_.Free(p.k.data, p.k.bytes);
+  p.k.data = coded;
+  FreeShifts(p);
+  p.shift = 0;
+  return Status::Ok();
+}
+
+// --- compaction ---------------------------------------------------------------------------------
+
+Status Stream::Compact() {
+  if (!died_) return Status::Ok();
+  died_ = false;
+  std::uint32_t first = CellIndex::kNone;
+  for (std::uint32_t id = 0; id < pages_.size(); ++id) {
+    const Page* p = pages_[id].get();
+    if (p == nullptr || p->pinned || p->state != State::kSealed) continue;
+    if (p->live.count() * 2u > p->capacity) continue;
+    if (first == CellIndex::kNone) {
+      first = id;
+    } else {
+      if (Status s = CompactInto(first, id); !s.ok()) return s;
+      first = CellIndex::kNone;
+    }
+  }
+  return Status::Ok();
+}
+
+Status Stream::CompactInto(std::uint32_t a, std::uint32_t b) {
+  auto fresh = NewPage(shape_.page_size, false);
+  if (!fresh.ok()) return fresh.status();
+  const std::uint32_t id = fresh.value();
+  for (std::uint32_t from : {a, b}) {
+    const Page& old = *pages_[from];
+    Page& p = *pages_[id];
+    for (std::uint32_t r = 0; r < old.rows; ++r) {
+      if (!old.live.test(r)) continue;
+      const std::uint32_t row = p.rows;
+      if (Status s = NoteCell(p, row, old.cell(r)); !s.ok()) return s;
+      for (Side side : {Side::kK, Side::kV}) {
+        if (!Written(old, side, r)) continue;
+        if (Status s = EnsureF16(p, side, p.capacity - 1u); !s.ok()) return s;
+        ReadRow(old, side, r, page::F16Row(p.side(side), shape_.n_embd(side), row));
+        p.side(side).written->set(row);
+      }
+      p.live.set(row);
+      p.rows++;
+      if (Status s = SetShift(p, row, old.shift_of(r)); !s.ok()) return s;
+    }
+  }
+  Page& p = *pages_[id];
+  for (std::uint32_t r = 0; r < p.rows; ++r) index_.Set(p.cell(r), id);
+  FreePage(a);
+  FreePage(b);
+  p.state = State::kSettled;
+  unsealed_.insert(unsealed_.begin(), id);
+  std::vector<SealTask> tasks;
+  for (Side side : {Side::kK, Side::kV}) {
+    const codec::SideLayout* to = shape_.final_of(side);
+    if (p.side(side).data == nullptr || to == nullptr) continue;
+    std::uint8_t* coded = alloc_.Allocate(to->bytes);
+    if (coded == nullptr) return page::NoMemory(to->bytes);
+    tasks.push_back({id, side, to, coded});
+  }
+  for (const SealTask& t : tasks) {
+    for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h) EncodeHead(t, h);
+    FinishSeal(t);
+  }
+  if (tasks.empty()) {  // an f16 store has nothing to encode
+    p.state = State::kSealed;
+    std::erase(unsealed_, id);
+  }
+  return Status::Ok();
+}
+
+}  // namespace kvtamp::store
