@@ -130,6 +130,49 @@ HWY_INLINE void Fold(const float* const* a, const float* b, const float* centre,
   if (kIsK) Reduce4<kHeads>(di, SumOp(), sums, sum);
 }
 
+// out[i] = a[channel[i]] * factor[i]; returns the largest magnitude of each lane. a: [dim], dim a
+// multiple of 16.
+HWY_INLINE hn::Vec<hn::ScalableTag<float>> GatherEntries(const float* a, std::size_t dim,
+                                                         const std::int32_t* channel,
+                                                         const float* factor, std::size_t n,
+                                                         float* out) {
+  const hn::ScalableTag<float> d;
+  const hn::ScalableTag<std::int32_t> di;
+  auto max = hn::Zero(d);
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  // Look-ups in registers: a gather takes several times as long.
+  if (dim <= 128) {
+    __m512 t[8];
+    for (std::size_t i = 0; i < 8; ++i)
+      t[i] = i * 16 < dim ? _mm512_loadu_ps(a + i * 16) : _mm512_setzero_ps();
+    for (std::size_t i = 0; i < n; i += 16) {
+      const __m512i index = _mm512_loadu_si512(channel + i);
+      const __mmask16 bit5 = _mm512_test_epi32_mask(index, _mm512_set1_epi32(32));
+      __m512 x = _mm512_mask_blend_ps(bit5, _mm512_permutex2var_ps(t[0], index, t[1]),
+                                      _mm512_permutex2var_ps(t[2], index, t[3]));
+      if (dim > 64) {
+        const __mmask16 bit6 = _mm512_test_epi32_mask(index, _mm512_set1_epi32(64));
+        const __m512 y = _mm512_mask_blend_ps(bit5, _mm512_permutex2var_ps(t[4], index, t[5]),
+                                              _mm512_permutex2var_ps(t[6], index, t[7]));
+        x = _mm512_mask_blend_ps(bit6, x, y);
+      }
+      const hn::Vec<decltype(d)> y{_mm512_mul_ps(x, _mm512_loadu_ps(factor + i))};
+      hn::Store(y, d, out + i);
+      max = hn::Max(max, hn::Abs(y));
+    }
+    return max;
+  }
+#endif
+  (void)dim;
+  for (std::size_t i = 0; i < n; i += hn::Lanes(d)) {
+    const auto y =
+        hn::Mul(hn::GatherIndex(d, a, hn::Load(di, channel + i)), hn::Load(d, factor + i));
+    hn::Store(y, d, out + i);
+    max = hn::Max(max, hn::Abs(y));
+  }
+  return max;
+}
+
 // The same for entries, each a channel of `a` (of dim elements, a multiple of 16) and a factor; n
 // is a multiple of 16. sum[h] is that of the integers times m[i]. gathered: [kHeads, n] scratch.
 template <int kHeads>
@@ -146,15 +189,9 @@ HWY_INLINE void FoldEntries(const float* const* a, const float* centre, std::siz
     const auto mid = hn::Load(d, centre + c);
     for (int h = 0; h < kHeads; ++h) dots[h] = hn::MulAdd(hn::Load(d, a[h] + c), mid, dots[h]);
   }
-  for (std::size_t i = 0; i < n; i += lanes) {
-    const auto f = hn::Load(d, factor + i);
-    const auto index = hn::Load(di, channel + i);
-    for (int h = 0; h < kHeads; ++h) {
-      const auto y = hn::Mul(hn::GatherIndex(d, a[h], index), f);
-      hn::Store(y, d, gathered + static_cast<std::size_t>(h) * n + i);
-      max[h] = hn::Max(max[h], hn::Abs(y));
-    }
-  }
+  for (int h = 0; h < kHeads; ++h)
+    max[h] =
+        GatherEntries(a[h], dim, channel, factor, n, gathered + static_cast<std::size_t>(h) * n);
   float top[4];
   Reduce4<kHeads>(d, MaxOp(), max, top);
   Reduce4<kHeads>(d, SumOp(), dots, dot);

@@ -99,20 +99,25 @@ HWY_NOINLINE void UnpackK(const codec::PageShape& shape, const std::uint8_t* pag
   list(std::integral_constant<int, 4>(), k.planes->n[0]);
   list(std::integral_constant<int, 2>(), k.planes->n[1]);
   list(std::integral_constant<int, 1>(), k.planes->n[2]);
-  std::uint32_t e = 0;
-  constexpr std::int32_t kTwiceMid[] = {15, 3, 1};
-  for (int i = 0; i < 3; ++i) {
-    for (const std::uint32_t end = e + k.planes->n[i]; e < end; ++e) {
-      const std::uint32_t c = k.planes->channel[e];
-      k.channel[e] = static_cast<std::int32_t>(c);
-      k.factor[e] = scale[c] * static_cast<float>(1 << k.planes->shift[e]);
-      k.twice_mid[e] = kTwiceMid[i];
-    }
+  const std::uint32_t n = k.n(), padded = RoundUp(n, 16);
+  std::fill(k.planes->channel + n, k.planes->channel + padded, std::uint16_t{0});
+  std::fill(k.planes->shift + n, k.planes->shift + padded, std::uint8_t{0});
+  const hn::ScalableTag<float> d;
+  const hn::RebindToSigned<decltype(d)> di;
+  const hn::Rebind<std::uint16_t, decltype(d)> du16;
+  const hn::Rebind<std::uint8_t, decltype(d)> du8;
+  for (std::uint32_t e = 0; e < padded; e += static_cast<std::uint32_t>(hn::Lanes(d))) {
+    const auto channel = hn::PromoteTo(di, hn::LoadU(du16, k.planes->channel + e));
+    const auto shift = hn::PromoteTo(di, hn::LoadU(du8, k.planes->shift + e));
+    hn::Store(channel, di, k.channel + e);
+    hn::Store(TimesPowerOf2(d, hn::GatherIndex(d, scale, channel), shift), d, k.factor + e);
   }
-  for (; e % 16 != 0; ++e) {
-    k.channel[e] = k.twice_mid[e] = 0;
-    k.factor[e] = 0;
-  }
+  std::fill(k.factor + n, k.factor + padded, 0.0f);
+  std::int32_t* mid = k.twice_mid;
+  mid = std::fill_n(mid, k.planes->n[0], 15);
+  mid = std::fill_n(mid, k.planes->n[1], 3);
+  mid = std::fill_n(mid, k.planes->n[2], 1);
+  std::fill(mid, k.twice_mid + padded, 0);
 }
 
 // table[index] of each byte.

@@ -55,51 +55,49 @@ struct Planes {
 };
 
 inline void PlanesOf(const std::uint8_t* page, const PageShape& shape, Planes& planes) {
-  const std::uint32_t dim = shape.dim;
-  std::uint32_t count[3] = {};
-  for (std::uint32_t c = 0; c < dim; ++c) {
-    const std::uint32_t w = std::min(8u, KWidth(page, dim, c));
-    count[0] += w / 4;
-    count[1] += w / 2 % 2;
-    count[2] += w % 2;
+  // Every entry is written and counted only if it is one: widths are as good as random to a branch
+  // predictor.
+  constexpr std::uint32_t kRoom = kMaxDim + 16;
+  std::uint16_t channel[3][kMaxDim + kRoom];
+  std::uint8_t shift[3][kMaxDim + kRoom];
+  std::uint32_t n4 = 0, n2 = 0, n1 = 0;
+  for (std::uint32_t c = 0; c < shape.dim; ++c) {
+    const std::uint32_t w = std::min(8u, KWidth(page, shape.dim, c));
+    const auto c16 = static_cast<std::uint16_t>(c);
+    channel[0][n4] = c16;
+    shift[0][n4] = static_cast<std::uint8_t>((w - 4) & 7u);
+    n4 += w >= 4;
+    channel[0][n4] = c16;
+    shift[0][n4] = 0;
+    n4 += w == 8;
+    channel[1][n2] = c16;
+    shift[1][n2] = static_cast<std::uint8_t>(w & 1u);
+    n2 += (w >> 1) & 1u;
+    channel[2][n1] = c16;
+    shift[2][n1] = 0;
+    n1 += w & 1u;
   }
-  const std::uint32_t cut4 = count[0] % 4, n2 = count[1] + 2 * cut4, cut2 = n2 % 4;
-  planes.n[0] = count[0] - cut4;
-  planes.n[1] = n2 - cut2;
-  planes.n[2] = count[2] + 2 * cut2;
-  // The widths of a damaged page may have any sum: no plane lies outside the page.
-  std::uint32_t left = shape.budget;
-  planes.n[0] = std::min(planes.n[0], left / 16 * 4);
-  left -= 4 * planes.n[0];
-  planes.n[1] = std::min(planes.n[1], left / 8 * 4);
-  left -= 2 * planes.n[1];
-  planes.n[2] = std::min(planes.n[2], left) / 4 * 4;
-  std::uint32_t at[3] = {0, planes.n[0], planes.n[0] + planes.n[1]};
-  const std::uint32_t end[3] = {at[1], at[2], planes.total()};
-  std::uint32_t late[2][6], late_shift[2][6], n_late[2] = {};
-  const auto put = [&](int list, std::uint32_t c, std::uint32_t shift) {
-    if (at[list] < end[list]) {
-      planes.channel[at[list]] = static_cast<std::uint16_t>(c);
-      planes.shift[at[list]++] = static_cast<std::uint8_t>(shift);
-    } else if (list < 2 && n_late[list] < 6) {
-      late[list][n_late[list]] = c;
-      late_shift[list][n_late[list]++] = shift;
+  std::uint32_t n[3] = {n4, n2, n1};
+  for (int list = 0; list < 2; ++list) {
+    const std::uint32_t end = n[list], bits = 4u >> list;
+    n[list] = end / 4 * 4;
+    for (std::uint32_t e = n[list]; e < end; ++e) {
+      for (const std::uint32_t up : {bits / 2, 0u}) {
+        std::uint32_t& to = n[list + 1];
+        channel[list + 1][to] = channel[list][e];
+        shift[list + 1][to++] = static_cast<std::uint8_t>(shift[list][e] + up);
+      }
     }
-  };
-  for (std::uint32_t c = 0; c < dim; ++c) {
-    const std::uint32_t w = std::min(8u, KWidth(page, dim, c));
-    if (w >= 4) put(0, c, w - 4);
-    if (w == 8) put(0, c, 0);
-    if (w / 2 % 2 != 0) put(1, c, w % 2);
-    if (w % 2 != 0) put(2, c, 0);
   }
-  for (std::uint32_t i = 0; i < n_late[0]; ++i) {
-    put(1, late[0][i], late_shift[0][i] + 2);
-    put(1, late[0][i], late_shift[0][i]);
-  }
-  for (std::uint32_t i = 0; i < n_late[1]; ++i) {
-    put(2, late[1][i], late_shift[1][i] + 1);
-    put(2, late[1][i], late_shift[1][i]);
+  // The widths of a damaged page may have any sum: no plane lies outside the page.
+  std::uint32_t left = shape.budget, at = 0;
+  for (int list = 0; list < 3; ++list) {
+    const std::uint32_t bits = 4u >> list;
+    planes.n[list] = std::min(n[list], left / bits) / 4 * 4;
+    left -= planes.n[list] * bits;
+    std::copy_n(channel[list], planes.n[list], planes.channel + at);
+    std::copy_n(shift[list], planes.n[list], planes.shift + at);
+    at += planes.n[list];
   }
 }
 

@@ -34,6 +34,8 @@ constexpr Option kOptions[] = {
     {"cache.residual_type", "", "", Kind::kString, "TYPE", "int8",
      "format of the full pages of that window: int8 or f16"},
     {"cache.page_size", "", "", Kind::kInteger, "N", "64", "tokens of one page: 16, 32, 64 or 128"},
+    {"cache.profile", "", "", Kind::kString, "FILE", "",
+     "share out the bits over KV heads by what they are worth: a file of `kvtamp sensitivity`"},
     {"cache.skip_layers", "", "", Kind::kIntegers, "LIST", "",
      "layers that use cache.skip_type instead, e.g. 0,3,28-29"},
     {"cache.skip_type", "", "", Kind::kString, "TYPE", "int8",
@@ -320,6 +322,14 @@ class Loader {
       s.page_size = n;
       return Status::Ok();
     }
+    if (path == "cache.profile") {
+      if (text.empty()) return Status::Ok();
+      const Result<Profile> profile = ReadProfile(std::string(text));
+      if (!profile.ok()) return profile.status();
+      s.profile = std::string(text);
+      s.heads = ShareBits(profile.value(), s.type);
+      return Status::Ok();
+    }
     if (path == "cache.skip_layers") {
       auto layers = ParseLayers(text);
       if (!layers.ok()) return layers.status();
@@ -404,6 +414,12 @@ std::string EnvName(std::string_view path) {
     c = c == '.' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   }
   return name;
+}
+
+std::vector<codec::Pair> Settings::TypesOfHeads(std::uint32_t il) const {
+  if (std::binary_search(skip_layers.begin(), skip_layers.end(), il)) return {};
+  const auto it = heads.find(il);
+  return it == heads.end() ? std::vector<codec::Pair>() : it->second;
 }
 
 const codec::Pair& Settings::TypeOfLayer(std::uint32_t il) const {

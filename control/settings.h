@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "codec/format.h"
+#include "control/profile.h"
 
 namespace kvtamp::control {
 
@@ -73,8 +74,12 @@ struct Settings {
   std::string config_file;    // the file that was read; empty = none
   std::vector<Value> values;  // one for each of Options(), in its order
 
-  // What layer `il` uses.
+  std::string profile;  // file; empty = none
+  HeadTypes heads;      // what it says, for `type`
+
+  // What layer `il` uses; and by KV head, empty where all are alike.
   const codec::Pair& TypeOfLayer(std::uint32_t il) const;
+  std::vector<codec::Pair> TypesOfHeads(std::uint32_t il) const;
 };
 
 // A value given on the command line; `flag` is how the user spelled it (for messages).

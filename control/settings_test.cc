@@ -49,20 +49,22 @@ const Value& ValueOf(const Settings& s, std::string_view path) {
   return s.values.front();
 }
 
+// A profile that can be read.
+const char* const kProfile = [] {
+  static const std::string path =
+      testing::TempDir() + "settings_profile" + std::to_string(::getpid()) + ".toml";
+  std::ofstream(path) << "version = 1\n[[layer]]\nindex = 3\nhead_size_k = 64\nhead_size_v = 64\n"
+                         "k = [0.1, 0.001]\nv = [0.001, 0.001]\n";
+  return path.c_str();
+}();
+
 // A value that is valid and not the default, for every row of the table.
-const std::pair<const char*, const char*> kSamples[] = {{"cache.type", "f16"},
-                                                        {"cache.type_k", "f16"},
-                                                        {"cache.type_v", "f16"},
-                                                        {"cache.n_sink", "7"},
-                                                        {"cache.page_size", "32"},
-                                                        {"cache.residual_length", "96"},
-                                                        {"cache.residual_type", "f16"},
-                                                        {"cache.skip_layers", "1,3"},
-                                                        {"cache.skip_type", "f16"},
-                                                        {"log.level", "info"},
-                                                        {"cpu", "scalar"},
-                                                        {"stats", "/tmp/x.json"},
-                                                        {"debug.accept_ops", "1"}};
+const std::pair<const char*, const char*> kSamples[] = {
+    {"cache.type", "f16"},          {"cache.type_k", "f16"},     {"cache.type_v", "f16"},
+    {"cache.n_sink", "7"},          {"cache.page_size", "32"},   {"cache.residual_length", "96"},
+    {"cache.residual_type", "f16"}, {"cache.profile", kProfile}, {"cache.skip_layers", "1,3"},
+    {"cache.skip_type", "f16"},     {"log.level", "info"},       {"cpu", "scalar"},
+    {"stats", "/tmp/x.json"},       {"debug.accept_ops", "1"}};
 
 std::string Toml(const Option& option, const std::string& text) {
   const std::string path = option.path;

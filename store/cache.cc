@@ -26,12 +26,13 @@ Cache::Layer* Cache::Get(std::uint32_t layer) {
 }
 
 Status Cache::AddLayer(std::uint32_t layer, std::uint32_t n_embd_k, std::uint32_t n_embd_v,
-                       const codec::Pair& format) {
+                       const codec::Pair& format, std::vector<codec::Pair> heads) {
   std::lock_guard lock(mutex_);
   if (n_embd_k == 0 || n_cells_ == 0) return Status::Invalid("a layer needs cells and a row size");
   if (Get(layer) != nullptr) return Status::Invalid("layer " + std::to_string(layer) + " exists");
   Layer& l = layers_[layer];
   l.format = format;
+  l.heads = std::move(heads);
   l.shape.n_embd_k = n_embd_k;
   l.shape.n_embd_v = n_embd_v;
   l.shape.page_size = options_.page_size;
@@ -50,7 +51,11 @@ void Cache::RemoveLayer(std::uint32_t layer) {
   }
 }
 
-Status Cache::SetLayouts(LayerShape& s) const {
+Status Cache::SetLayouts(Layer& l) const {
+  LayerShape& s = l.shape;
+  if (!l.heads.empty() && l.heads.size() != s.n_head_kv)
+    return Status::Unsupported("a profile of " + std::to_string(l.heads.size()) +
+                               " KV heads for a layer that has " + std::to_string(s.n_head_kv));
   for (Side side : {Side::kK, Side::kV}) {
     const codec::Format& format = side == Side::kK ? s.k : s.v;
     if (s.n_embd(side) == 0 || !format.coded()) continue;
@@ -59,22 +64,32 @@ Status Cache::SetLayouts(LayerShape& s) const {
       int8 = {codec::Levels::kInt, 800, codec::Axis::kToken, format.group, true};
     int8.mean = format.mean;
     int8.hadamard = format.hadamard;
-    const auto layout = [&](const codec::Format& f) -> Result<std::shared_ptr<codec::SideLayout>> {
-      const auto coding = codec::CodingOf(f, side);
-      if (!coding.ok()) return coding.status();
+    const auto layout = [&](const codec::Format& all,
+                            bool by_head) -> Result<std::shared_ptr<codec::SideLayout>> {
       auto made = std::make_shared<codec::SideLayout>();
-      for (std::uint32_t h = 0; h < s.n_head_kv; ++h)
+      for (std::uint32_t h = 0; h < s.n_head_kv; ++h) {
+        codec::Format f = all;
+        if (by_head && !l.heads.empty()) {
+          f = side == Side::kK ? l.heads[h].k : l.heads[h].v;
+          f.group = all.group;
+          if (f.mean != all.mean || f.hadamard != all.hadamard || !f.coded())
+            return Status::Unsupported("heads of one layer whose formats differ in more than bits");
+        }
+        const auto coding = codec::CodingOf(f, side);
+        if (!coding.ok()) return coding.status();
         made->Add(coding.value(), codec::ShapeOf(f, side, s.dim(side), s.page_size));
+        if (side == Side::kK) s.k_weighted = s.k_weighted || f.weighted;
+      }
       return made;
     };
-    auto final = layout(format);
+    auto final = layout(format, true);
     if (!final.ok()) return final.status();
     const int i = static_cast<int>(side);
     s.final[i] = final.value();
     if (!options_.int8_window) continue;
-    if (format == int8) {
+    if (format == int8 && l.heads.empty()) {
       s.window[i] = s.final[i];
-    } else if (auto window = layout(int8); window.ok()) {
+    } else if (auto window = layout(int8, false); window.ok()) {
       s.window[i] = window.value();
     }
   }
@@ -84,7 +99,7 @@ Status Cache::SetLayouts(LayerShape& s) const {
 // E[q²] per channel, over all queries so far and the query heads of a KV head.
 void Cache::NoteQueries(Layer& l, const attention::Job& job, std::uint32_t n_head) {
   const std::uint32_t dim = l.shape.dim(Side::kK), gqa = n_head / l.shape.n_head_kv;
-  if (!l.shape.k.weighted || gqa == 0) return;
+  if (!l.shape.k_weighted || gqa == 0) return;
   l.q_power.resize(l.shape.n_embd_k);
   for (std::uint32_t h = 0; h < n_head; ++h) {
     float sum[codec::kMaxDim] = {};
@@ -126,7 +141,7 @@ Status Cache::SetHeads(std::uint32_t layer, std::uint32_t n_head_kv) {
     s.v = v.value();
   }
   s.n_head_kv = n_head_kv;
-  return SetLayouts(s);
+  return SetLayouts(*l);
 }
 
 Status Cache::Write(std::uint32_t layer, Side side, std::span<const std::uint64_t> cells,

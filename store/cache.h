@@ -61,8 +61,10 @@ class Cache {
   std::uint32_t n_cells() const { return n_cells_; }
 
   // `format` as the user asked; resolved in SetHeads. n_embd_v may be 0.
+  // `heads`: by KV head, of the same modifiers as `format`, which may differ in bits; empty: all as
+  // `format`.
   Status AddLayer(std::uint32_t layer, std::uint32_t n_embd_k, std::uint32_t n_embd_v,
-                  const codec::Pair& format);
+                  const codec::Pair& format, std::vector<codec::Pair> heads = {});
   // The layer's KV heads; the same again is fine, another number an error once rows are coded.
   Status SetHeads(std::uint32_t layer, std::uint32_t n_head_kv);
 
@@ -132,6 +134,7 @@ class Cache {
   struct Layer {
     LayerShape shape;
     codec::Pair format;
+    std::vector<codec::Pair> heads;
     std::vector<std::unique_ptr<Stream>> streams;
     bool copy_pending = false;  // a K copy that waits for its V
     std::uint32_t copy_from = 0, copy_to = 0;
@@ -142,7 +145,7 @@ class Cache {
     std::uint64_t q_count = 0;
   };
   Layer* Get(std::uint32_t layer);
-  Status SetLayouts(LayerShape& shape) const;
+  Status SetLayouts(Layer& layer) const;
   void NoteQueries(Layer& layer, const attention::Job& job, std::uint32_t n_head);
   Status FlushCopy(Layer& layer);
   Status CopyRows(Layer& layer, codec::Side side, std::uint32_t from, std::uint32_t to);

@@ -136,8 +136,8 @@ bool Buffer::EnsureStored(const KvTensor& t) {
     MakePlain(t, "layers of one buffer differ in cells");
     return false;
   }
-  Status s =
-      cache_->AddLayer(t.layer, l.k->n_embd, l.v ? l.v->n_embd : 0, settings->TypeOfLayer(t.layer));
+  Status s = cache_->AddLayer(t.layer, l.k->n_embd, l.v ? l.v->n_embd : 0,
+                              settings->TypeOfLayer(t.layer), settings->TypesOfHeads(t.layer));
   if (!s.ok()) {
     MakePlain(t, s.message());
     return false;

@@ -19,5 +19,6 @@ int RunMain(const Args& args);
 int DoctorMain(const Args& args);
 int EvalMain(const Args& args);
 int FormatsMain(const Args& args);
+int SensitivityMain(const Args& args);
 
 }  // namespace kvtamp::tool

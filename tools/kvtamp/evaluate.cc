@@ -11,87 +11,10 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "tools/kvtamp/host_model.h"
+
 namespace kvtamp::tool {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-using Model = std::unique_ptr<llama_model, decltype(&llama_model_free)>;
-using Context = std::unique_ptr<llama_context, decltype(&llama_free)>;
-
-Model LoadModel(const std::string& path, ggml_backend_dev_t device) {
-  ggml_backend_dev_t devices[] = {device, nullptr};  // null first: the CPU alone
-  llama_model_params params = llama_model_default_params();
-  params.devices = devices;
-  params.n_gpu_layers = device == nullptr ? 0 : 999;
-  return {llama_model_load_from_file(path.c_str(), params), &llama_model_free};
-}
-
-Context MakeContext(llama_model* model, const EvalConfig& config, std::uint32_t n_ubatch,
-                    bool flash_attention, ggml_type type_k, ggml_type type_v) {
-  llama_context_params params = llama_context_default_params();
-  params.n_ctx = config.n_ctx;
-  params.n_batch = config.n_batch;
-  params.n_ubatch = n_ubatch;
-  params.n_seq_max = 1;
-  params.n_threads = config.n_threads;
-  params.n_threads_batch = config.n_threads;
-  params.flash_attn_type =
-      flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
-  params.type_k = type_k;
-  params.type_v = type_v;
-  params.swa_full = false;  // as the host's programs do
-  params.no_perf = true;
-  return {llama_init_from_model(model, params), &llama_free};
-}
-
-std::vector<llama_token> Tokenize(const llama_vocab* vocab, const std::string& text) {
-  std::vector<llama_token> tokens(text.size() + 8);
-  const auto call = [&] {
-    return llama_tokenize(vocab, text.data(), static_cast<std::int32_t>(text.size()), tokens.data(),
-                          static_cast<std::int32_t>(tokens.size()), true, false);
-  };
-  std::int32_t n = call();
-  if (n < 0) {
-    tokens.resize(static_cast<std::size_t>(-n));
-    n = call();
-  }
-  tokens.resize(static_cast<std::size_t>(std::max(n, 0)));
-  return tokens;
-}
-
-// One llama_batch of up to n tokens of sequence 0.
-class Batch {
- public:
-  explicit Batch(std::uint32_t n) : batch_(llama_batch_init(static_cast<std::int32_t>(n), 0, 1)) {}
-  ~Batch() { llama_batch_free(batch_); }
-  Batch(const Batch&) = delete;
-  Batch& operator=(const Batch&) = delete;
-
-  void Clear() { batch_.n_tokens = 0; }
-  void Add(llama_token token, std::uint32_t pos, bool wants_logits) {
-    const auto i = static_cast<std::size_t>(batch_.n_tokens++);
-    batch_.token[i] = token;
-    batch_.pos[i] = static_cast<llama_pos>(pos);
-    batch_.n_seq_id[i] = 1;
-    batch_.seq_id[i][0] = 0;
-    batch_.logits[i] = wants_logits ? 1 : 0;
-  }
-  llama_batch get() const { return batch_; }
-
- private:
-  llama_batch batch_;
-};
-
-Status Decode(llama_context* context, const Batch& batch, const char* which, double& seconds) {
-  const auto start = Clock::now();
-  const int code = llama_decode(context, batch.get());
-  llama_synchronize(context);
-  seconds += std::chrono::duration<double>(Clock::now() - start).count();
-  if (code == 0) return Status::Ok();
-  const std::string said = TakeHostErrors();
-  return Status::Internal(fmt::format("the {} context cannot decode ({}){}", which, code,
-                                      said.empty() ? "" : ": " + said));
-}
 
 void ScoreRows(const float* base, const float* tested, std::size_t n_vocab,
                std::span<const llama_token> truth, int n_threads, std::span<Score> out) {
@@ -113,11 +36,6 @@ CacheSize SizeOf(const nlohmann::json& stats) {
           stats.value("resident_total_bytes", 0.0)};
 }
 
-Status HostError(const std::string& what) {
-  const std::string said = TakeHostErrors();
-  return Status::Invalid(said.empty() ? what : what + ": " + said);
-}
-
 }  // namespace
 
 Result<EvalResult> Evaluate(const EvalConfig& config,
@@ -135,12 +53,13 @@ Result<EvalResult> Evaluate(const EvalConfig& config,
   const llama_vocab* vocab = llama_model_get_vocab(model);
   const auto n_vocab = static_cast<std::size_t>(llama_vocab_n_tokens(vocab));
 
-  const Context base = MakeContext(base_model.get(), config, config.n_ubatch_base, true,
-                                   GGML_TYPE_F16, GGML_TYPE_F16);
+  const Context base = MakeContext(
+      base_model.get(), {config.n_ctx, config.n_batch, config.n_ubatch_base, config.n_threads});
   if (!base)
     return HostError("cannot make a context of " + std::to_string(config.n_ctx) + " tokens");
-  const Context tested = MakeContext(model, config, config.n_ubatch, config.flash_attention,
-                                     config.type_k, config.type_v);
+  const Context tested =
+      MakeContext(model, {config.n_ctx, config.n_batch, config.n_ubatch, config.n_threads,
+                          config.flash_attention, config.type_k, config.type_v});
   if (!tested) return HostError("cannot make the context that is to be tested");
 
   EvalResult result;

@@ -23,6 +23,7 @@ constexpr Command kCommands[] = {
     {"run", RunMain, "start a llama.cpp program with its cache kept by kvtamp"},
     {"doctor", DoctorMain, "check this machine, the host, the settings and a model"},
     {"eval", EvalMain, "what a format costs in quality, against the host's f16 cache"},
+    {"sensitivity", SensitivityMain, "what each KV head's precision is worth; writes a profile"},
     {"formats", FormatsMain, "the formats of the cache and their true size"},
 };
 
@@ -31,7 +32,7 @@ void PrintHelp() {
       "kvtamp {}: a compressed KV cache for unmodified llama.cpp\n\n"
       "Usage: kvtamp COMMAND [flags], kvtamp help COMMAND, kvtamp --version\n\nCommands:\n",
       KVTAMP_VERSION);
-  for (const Command& command : kCommands) fmt::print("  {:8} {}\n", command.name, command.help);
+  for (const Command& command : kCommands) fmt::print("  {:11} {}\n", command.name, command.help);
   fmt::print(
       "\nExamples:\n"
       "  kvtamp run -- llama-server -m model.gguf\n"

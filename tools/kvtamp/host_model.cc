@@ -1,0 +1,77 @@
+#include "tools/kvtamp/host_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "tools/kvtamp/plugin.h"
+
+namespace kvtamp::tool {
+
+Model LoadModel(const std::string& path, ggml_backend_dev_t device) {
+  ggml_backend_dev_t devices[] = {device, nullptr};  // null first: the CPU alone
+  llama_model_params params = llama_model_default_params();
+  params.devices = devices;
+  params.n_gpu_layers = device == nullptr ? 0 : 999;
+  return {llama_model_load_from_file(path.c_str(), params), &llama_model_free};
+}
+
+Context MakeContext(llama_model* model, const ContextShape& shape) {
+  llama_context_params params = llama_context_default_params();
+  params.n_ctx = shape.n_ctx;
+  params.n_batch = shape.n_batch;
+  params.n_ubatch = shape.n_ubatch;
+  params.n_seq_max = 1;
+  params.n_threads = shape.n_threads;
+  params.n_threads_batch = shape.n_threads;
+  params.flash_attn_type =
+      shape.flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+  params.type_k = shape.type_k;
+  params.type_v = shape.type_v;
+  params.swa_full = false;  // as the host's programs do
+  params.no_perf = true;
+  return {llama_init_from_model(model, params), &llama_free};
+}
+
+std::vector<llama_token> Tokenize(const llama_vocab* vocab, const std::string& text) {
+  std::vector<llama_token> tokens(text.size() + 8);
+  const auto call = [&] {
+    return llama_tokenize(vocab, text.data(), static_cast<std::int32_t>(text.size()), tokens.data(),
+                          static_cast<std::int32_t>(tokens.size()), true, false);
+  };
+  std::int32_t n = call();
+  if (n < 0) {
+    tokens.resize(static_cast<std::size_t>(-n));
+    n = call();
+  }
+  tokens.resize(static_cast<std::size_t>(std::max(n, 0)));
+  return tokens;
+}
+
+void Batch::Add(llama_token token, std::uint32_t pos, bool wants_logits) {
+  const auto i = static_cast<std::size_t>(batch_.n_tokens++);
+  batch_.token[i] = token;
+  batch_.pos[i] = static_cast<llama_pos>(pos);
+  batch_.n_seq_id[i] = 1;
+  batch_.seq_id[i][0] = 0;
+  batch_.logits[i] = wants_logits ? 1 : 0;
+}
+
+Status Decode(llama_context* context, const Batch& batch, const char* which, double& seconds) {
+  const auto start = std::chrono::steady_clock::now();
+  const int code = llama_decode(context, batch.get());
+  llama_synchronize(context);
+  seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (code == 0) return Status::Ok();
+  const std::string said = TakeHostErrors();
+  return Status::Internal(fmt::format("the {} context cannot decode ({}){}", which, code,
+                                      said.empty() ? "" : ": " + said));
+}
+
+Status HostError(const std::string& what) {
+  const std::string said = TakeHostErrors();
+  return Status::Invalid(said.empty() ? what : what + ": " + said);
+}
+
+}  // namespace kvtamp::tool

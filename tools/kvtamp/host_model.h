@@ -1,0 +1,53 @@
+// A real model through libllama: what the commands that run one share.
+#pragma once
+
+#include <llama.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+namespace kvtamp::tool {
+
+using Model = std::unique_ptr<llama_model, decltype(&llama_model_free)>;
+using Context = std::unique_ptr<llama_context, decltype(&llama_free)>;
+
+// device null: the CPU alone. Null with the reason in TakeHostErrors() if it cannot be loaded.
+Model LoadModel(const std::string& path, ggml_backend_dev_t device);
+
+struct ContextShape {
+  std::uint32_t n_ctx = 0, n_batch = 0, n_ubatch = 0;
+  int n_threads = 1;
+  bool flash_attention = true;
+  ggml_type type_k = GGML_TYPE_F16, type_v = GGML_TYPE_F16;
+};
+Context MakeContext(llama_model* model, const ContextShape& shape);
+
+std::vector<llama_token> Tokenize(const llama_vocab* vocab, const std::string& text);
+
+// One llama_batch of up to n tokens of sequence 0.
+class Batch {
+ public:
+  explicit Batch(std::uint32_t n) : batch_(llama_batch_init(static_cast<std::int32_t>(n), 0, 1)) {}
+  ~Batch() { llama_batch_free(batch_); }
+  Batch(const Batch&) = delete;
+  Batch& operator=(const Batch&) = delete;
+
+  void Clear() { batch_.n_tokens = 0; }
+  void Add(llama_token token, std::uint32_t pos, bool wants_logits);
+  llama_batch get() const { return batch_; }
+
+ private:
+  llama_batch batch_;
+};
+
+// `seconds` grows by the time it took; `which` names the context in the error.
+Status Decode(llama_context* context, const Batch& batch, const char* which, double& seconds);
+
+// `what`, with what the host said before.
+Status HostError(const std::string& what);
+
+}  // namespace kvtamp::tool

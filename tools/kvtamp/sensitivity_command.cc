@@ -1,0 +1,130 @@
+// kvtamp sensitivity: writes the profile by which bits are shared out over KV heads.
+#include <fmt/format.h>
+#include <llama.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "tools/kvtamp/cli.h"
+#include "tools/kvtamp/sensitivity.h"
+
+namespace kvtamp::tool {
+namespace {
+
+Result<std::string> ReadText(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file) return Status::Invalid("cannot read " + path);
+  return text.str();
+}
+
+}  // namespace
+
+int SensitivityMain(const Args& args) {
+  CLI::App app("What the precision of each KV head is worth; writes a profile for --cache-profile",
+               "kvtamp sensitivity");
+  app.footer(R"(
+Examples:
+  kvtamp sensitivity -m model.gguf -f text.txt -o model.profile.toml
+  kvtamp run --cache k2.5v2.5 --cache-profile model.profile.toml -- llama-server -m model.gguf)");
+  SensitivityConfig config;
+  std::string text_file, output;
+  bool quiet = false, verbose = false;
+  config.n_threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  app.add_option("-m,--model", config.model, "GGUF file")->required()->type_name("FILE");
+  app.add_option("-f,--file", text_file,
+                 "text, some thousand words of the kind the model will read")
+      ->required()
+      ->type_name("FILE");
+  app.add_option("-o,--output", output, "profile to write")->required()->type_name("FILE");
+  app.add_option("-c,--ctx-size", config.n_tokens, "tokens of a run")
+      ->check(CLI::Range(256u, 65536u))
+      ->capture_default_str()
+      ->type_name("N");
+  app.add_option("--scored", config.n_scored, "of which the last so many are compared")
+      ->check(CLI::Range(16u, 65536u))
+      ->capture_default_str()
+      ->type_name("N");
+  app.add_option("--split-above", config.split_above,
+                 "layers worth more than this KL divergence are measured head by head")
+      ->check(CLI::Range(0.0, 1e9))
+      ->capture_default_str()
+      ->type_name("KL");
+  app.add_option("-t,--threads", config.n_threads, "threads")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str()
+      ->type_name("N");
+  app.add_flag("-q,--quiet", quiet, "no progress");
+  app.add_flag("-v,--verbose", verbose, "let the host's log through");
+  if (const auto code = Parse(app, args)) return *code;
+  if (config.n_scored + 128 > config.n_tokens)
+    return Fail("sensitivity", "--scored must leave 128 tokens of --ctx-size to be coded",
+                kBadUsage);
+  SilenceHost(verbose);
+  const Result<ModelLayout> layout = ReadLayout(config.model);
+  if (!layout.ok()) return Fail("sensitivity", layout.status().message(), kFailed);
+  if (layout.value().layers.empty())
+    return Fail("sensitivity", config.model + " has no K/V cache", kFailed);
+  Result<std::string> text = ReadText(text_file);
+  if (!text.ok()) return Fail("sensitivity", text.status().message(), kFailed);
+  // Tokens have about four letters: no need to cut a book into them.
+  config.text = text.value().substr(0, std::size_t{config.n_tokens} * 32);
+  const Result<std::string> path = FindPlugin();
+  if (!path.ok()) return Fail("sensitivity", path.status().message(), kFailed);
+  const Result<Plugin> plugin = LoadPlugin(path.value());
+  if (!plugin.ok()) return Fail("sensitivity", plugin.status().message(), kFailed);
+  config.plugin = &plugin.value();
+  llama_backend_init();
+
+  const bool terminal = ::isatty(STDERR_FILENO) != 0;
+  const auto start = std::chrono::steady_clock::now();
+  auto last = start - std::chrono::hours(1);
+  const auto measured = MeasureSensitivity(
+      config, layout.value(), [&](double done, std::uint32_t runs, const std::string& what) {
+        const auto now = std::chrono::steady_clock::now();
+        if (quiet || (!terminal && now - last < std::chrono::minutes(1))) return true;
+        last = now;
+        const double passed = std::chrono::duration<double>(now - start).count();
+        fmt::print(stderr, "{}kvtamp sensitivity: {:3.0f} %, {} runs, {}{}{}",
+                   terminal ? "\r\033[K" : "", 100 * done, runs, what,
+                   done > 0.02 ? fmt::format(", {:.0f} s left", passed / done * (1 - done)) : "",
+                   terminal ? "" : "\n");
+        return true;
+      });
+  if (terminal && !quiet) fmt::print(stderr, "\r\033[K");
+  if (!measured.ok()) return Fail("sensitivity", measured.status().message(), kFailed);
+  const SensitivityResult& result = measured.value();
+  if (const Status s = control::WriteProfile(output, result.profile); !s.ok())
+    return Fail("sensitivity", s.message(), kFailed);
+
+  // The heads worth most, so that one sees whether sharing out pays.
+  struct Head {
+    double worth;
+    std::string name;
+  };
+  std::vector<Head> heads;
+  double all = 0;
+  for (const control::ProfileLayer& layer : result.profile.layers) {
+    for (const auto& [side, list] : {std::pair("K", &layer.k), std::pair("V", &layer.v)}) {
+      for (std::size_t h = 0; h < list->size(); ++h) {
+        heads.push_back({(*list)[h], fmt::format("layer {} head {} {}", layer.index, h, side)});
+        all += (*list)[h];
+      }
+    }
+  }
+  std::stable_sort(heads.begin(), heads.end(),
+                   [](const Head& a, const Head& b) { return a.worth > b.worth; });
+  fmt::print("{}: {} runs of {} tokens, noise floor {:.5f}; {} heads, both sides\n", output,
+             result.n_runs, config.n_tokens, result.floor, heads.size());
+  for (std::size_t i = 0; i < std::min<std::size_t>(5, heads.size()); ++i)
+    fmt::print("  {:22} {:.5f}  {:4.1f} % of all\n", heads[i].name, heads[i].worth,
+               all > 0 ? 100 * heads[i].worth / all : 0);
+  return kDone;
+}
+
+}  // namespace kvtamp::tool
