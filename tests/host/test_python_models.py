@@ -76,9 +76,9 @@ def modular(python, tmp_path_factory):  # noqa: F811
                     ["cmake", "--build", build, "--target", "ggml", "ggml-cpu"]):
         result = host.run(command, limit=500)
         assert result.code == 0, host.tail(result.out + result.err)
-    for library in [*(build / "bin").glob("libggml*.so*"), *libraries.glob("lib*.so*")]:
-        if not (lib / library.name).exists():
-            shutil.copy2(library, lib, follow_symlinks=False)
+    others = [path for path in libraries.glob("lib*.so*") if not path.name.startswith("libggml")]
+    for library in [*(build / "bin").glob("libggml*.so*"), *others]:
+        shutil.copy2(library, lib, follow_symlinks=False)
     assert list(lib.glob("libggml-cpu*.so")), os.listdir(lib)
     return Python(python.programs, python.env["PYTHONPATH"].split(":")[1], lib)
 
