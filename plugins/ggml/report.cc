@@ -75,7 +75,7 @@ control::Snapshot TakeSnapshot() {
 
 namespace {
 
-void Remember(control::Snapshot now) {
+void Keep(control::Snapshot now) {
   std::lock_guard lock(book().mutex);
   if (!book().ending) {
     book().at_end = {now.cells_used, now.logical_bytes(), now.stored_bytes(), now.resident.total()};
@@ -88,10 +88,10 @@ void Remember(control::Snapshot now) {
 
 }  // namespace
 
-void RememberBeforeLoss() { Remember(TakeSnapshot()); }
+void RememberBeforeLoss() { Keep(TakeSnapshot()); }
 
 void RememberBeforeEnd() {
-  Remember(TakeSnapshot());
+  Keep(TakeSnapshot());
   book().ending = true;
 }
 
