@@ -5,7 +5,8 @@
 #   kvtamp_test(NAME SOURCES a_test.cc [DEPS …] [LABELS unit] [SLOW])
 #     a GoogleTest program in tests/ of the build folder, one ctest per TEST; label `unit` if none
 #
-# SLOW: its speed does not matter, so builds with sanitizers compile it unoptimised, in a third of the time.
+# SLOW: its speed does not matter, so builds with sanitizers compile it unoptimised, in a third of the time,
+# and tests are optimised less in all.
 #
 # A dependency is a layer's plain name, or any other CMake target.
 
@@ -94,6 +95,9 @@ function(kvtamp_test name)
   add_executable(${name} ${arg_SOURCES})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests
                         KVTAMP_SLOW ${arg_SLOW})
+  if(arg_SLOW)
+    target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+  endif()
   target_link_libraries(${name} PRIVATE kvtamp::options ${deps} GTest::gmock GTest::gtest_main)
   # The list passes through one more script before ctest sees it, hence the escape.
   string(REPLACE ";" "\\\\;" labels "${arg_LABELS}")
