@@ -307,10 +307,10 @@ Json CheckModel(const std::string& file, const control::Settings* settings, Repo
       text += fmt::format(", about {:.2f}x at {} tokens", n * logical / stored, n);
     }
   }
-  report.Add(
-      "model.cache", Verdict::kOk, text + " (sinks, window and open page in f16)",
-      "so with flash attention on and -ctk, -ctv at f16; what is so is logged at load, in the "
-      "lines \"kvtamp: KV cache of ...\"");
+  report.Add("model.cache", Verdict::kOk, text + " (sinks, window and open page in f16)",
+             "this holds with flash attention on and -ctk, -ctv at f16; the log says at load what "
+             "is so, in the "
+             "lines \"kvtamp: KV cache of ...\"");
   if (model.architecture == "t5") {
     report.Add(
         "model.not_compressed", Verdict::kWarn,
