@@ -11,8 +11,10 @@ llama = llama=$${KVTAMP_LLAMA_DIR:-$$(scripts/fetch llama.cpp)}
 help: ## this list
 	@sed -nE 's/^([a-z]+):[^#]*## (.*)/make \1\t\2/p' Makefile | expand -t 16
 
-demo: release ## a long document and a question, through llama.cpp's own cache and through kvtamp
-	@$(llama); scripts/fetch smollm2 >/dev/null; KVTAMP_LLAMA_DIR="$$llama" python3 scripts/demo.py
+demo: deps ## a long document and a question, through llama.cpp's own cache and through kvtamp
+	@$(llama); scripts/fetch smollm2 >/dev/null; cmake --preset release -DKVTAMP_LLAMA_DIR="$$llama"; \
+	cmake --build --preset release --target ggml-kvtamp kvtamp; \
+	KVTAMP_LLAMA_DIR="$$llama" python3 scripts/demo.py
 
 test: both ## all tests, then the unit tests again under AddressSanitizer and UBSan
 	@scripts/fetch smollm2 >/dev/null; scripts/fetch llama-cpp-python >/dev/null

@@ -1,9 +1,12 @@
 # How every target of kvtamp is compiled, and the two functions that declare one.
 #
-#   kvtamp_library(NAME SOURCES a.cc b.cc [DEPS base codec hwy::hwy])
+#   kvtamp_library(NAME SOURCES a.cc b.cc [DEPS base codec hwy::hwy] [SLOW])
 #     a static library NAME, also known as kvtamp::NAME; header-only if it has no .cc
-#   kvtamp_test(NAME SOURCES a_test.cc [DEPS …] [LABELS unit])
+#   kvtamp_test(NAME SOURCES a_test.cc [DEPS …] [LABELS unit] [SLOW])
 #     a GoogleTest program in tests/ of the build folder, one ctest per TEST; label `unit` if none
+#
+# SLOW: its speed does not matter, so builds with sanitizers compile it unoptimised, in a third of the time,
+# and tests are optimised less in all.
 #
 # A dependency is a layer's plain name, or any other CMake target.
 
@@ -19,7 +22,8 @@ target_compile_options(kvtamp_options INTERFACE
 if(KVTAMP_SANITIZE)
   # -O1: unoptimised vector code under a sanitizer is too slow to test with.
   set(flags -fsanitize=${KVTAMP_SANITIZE} -fno-sanitize-recover=all)
-  target_compile_options(kvtamp_options INTERFACE ${flags} -fno-omit-frame-pointer -O1 -g1)
+  target_compile_options(kvtamp_options INTERFACE ${flags} -fno-omit-frame-pointer -g1
+                         $<IF:$<BOOL:$<TARGET_PROPERTY:KVTAMP_SLOW>>,-O0,-O1>)
   target_link_options(kvtamp_options INTERFACE ${flags})
 endif()
 if(KVTAMP_FUZZER)
@@ -38,6 +42,14 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_CXX_VISIBILITY_PRESET hidden)
 set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 
+# Large headers that many files of a target include. Not in the builds that clang-tidy reads: it takes GCC's
+# for its own, and fails.
+function(kvtamp_precompile name)
+  if(KVTAMP_SANITIZE)
+    target_precompile_headers(${name} PRIVATE ${ARGN})
+  endif()
+endfunction()
+
 function(kvtamp_resolve out)
   set(targets)
   foreach(name IN LISTS ARGN)
@@ -52,14 +64,14 @@ function(kvtamp_resolve out)
 endfunction()
 
 function(kvtamp_library name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;DEPS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SLOW" "" "SOURCES;DEPS")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "kvtamp_library(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
   endif()
   kvtamp_resolve(deps ${arg_DEPS})
   if(arg_SOURCES)
     add_library(${name} STATIC ${arg_SOURCES})
-    set_target_properties(${name} PROPERTIES OUTPUT_NAME kvtamp_${name})
+    set_target_properties(${name} PROPERTIES OUTPUT_NAME kvtamp_${name} KVTAMP_SLOW ${arg_SLOW})
     target_link_libraries(${name} PUBLIC kvtamp::options ${deps})
   else()
     add_library(${name} INTERFACE)
@@ -72,7 +84,7 @@ function(kvtamp_test name)
   if(NOT KVTAMP_BUILD_TESTS)
     return()
   endif()
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;DEPS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SLOW" "" "SOURCES;DEPS;LABELS")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "kvtamp_test(${name}): unknown arguments ${arg_UNPARSED_ARGUMENTS}")
   endif()
@@ -81,7 +93,11 @@ function(kvtamp_test name)
   endif()
   kvtamp_resolve(deps ${arg_DEPS})
   add_executable(${name} ${arg_SOURCES})
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests
+                        KVTAMP_SLOW ${arg_SLOW})
+  if(arg_SLOW)
+    target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+  endif()
   target_link_libraries(${name} PRIVATE kvtamp::options ${deps} GTest::gmock GTest::gtest_main)
   # The list passes through one more script before ctest sees it, hence the escape.
   string(REPLACE ";" "\\\\;" labels "${arg_LABELS}")

@@ -40,7 +40,7 @@ constexpr Option kOptions[] = {
      "layers that use cache.skip_type instead, e.g. 0,3,28-29"},
     {"cache.skip_type", "", "", Kind::kString, "TYPE", "int8",
      "format of the layers in cache.skip_layers"},
-    {"log.level", "", "KVTAMP_LOG", Kind::kString, "LEVEL", "warn",
+    {"log.level", "", "KVTAMP_LOG", Kind::kString, "LEVEL", "info",
      "what is said in the host's log: error, warn, info or debug"},
     {"cpu", "", "", Kind::kString, "ISA", "auto",
      "instruction set of the kernels (auto = the best this processor has)"},

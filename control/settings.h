@@ -63,7 +63,7 @@ struct Settings {
   std::uint32_t page_size = 0;             // 16, 32, 64, 128
   std::vector<std::uint32_t> skip_layers;  // ascending, each once
   codec::Pair skip_type;                   // what those layers use instead of `type`
-  LogLevel log_level = LogLevel::kWarn;
+  LogLevel log_level = LogLevel::kInfo;
   std::string cpu;    // for cpu::ForceIsa; "auto" = the best
   std::string stats;  // file for the summary at exit; empty = none
   // 1: SET_ROWS, FLASH_ATTN_EXT and ROPE are ours whatever they work on. The host's

@@ -136,7 +136,7 @@ TEST(Settings, Defaults) {
   EXPECT_EQ(s.residual_length, 64u);
   EXPECT_EQ(s.page_size, 64u);
   EXPECT_TRUE(s.skip_layers.empty());
-  EXPECT_EQ(s.log_level, LogLevel::kWarn);
+  EXPECT_EQ(s.log_level, LogLevel::kInfo);
   EXPECT_EQ(s.cpu, "auto");
   EXPECT_EQ(s.stats, "");
   for (const Value& value : s.values) EXPECT_EQ(value.source, Source::kDefault);

@@ -59,6 +59,19 @@ std::string BytesText(std::uint64_t bytes) {
   return fmt::format("{:.1f} {}", value, kUnits[unit]);
 }
 
+std::string RangesText(const std::vector<std::uint32_t>& numbers) {
+  std::string text;
+  for (std::size_t i = 0; i < numbers.size();) {
+    std::size_t j = i;
+    while (j + 1 < numbers.size() && numbers[j + 1] == numbers[j] + 1) ++j;
+    if (!text.empty()) text += ',';
+    text += std::to_string(numbers[i]);
+    if (j > i) text.append("-").append(std::to_string(numbers[j]));
+    i = j + 1;
+  }
+  return text;
+}
+
 std::string StatsJson(const Snapshot& s) {
   ordered_json j;
   j["version"] = s.version;
@@ -100,6 +113,12 @@ std::string StatsJson(const Snapshot& s) {
   }
   j["fallback_ops"] = std::move(ops);
   j["warnings"] = s.warnings;
+  if (s.at_end) {
+    j["at_end"] = {{"cells_used", s.at_end->cells_used},
+                   {"logical_bytes", s.at_end->logical_bytes},
+                   {"stored_bytes", s.at_end->stored_bytes},
+                   {"resident_total_bytes", s.at_end->resident_total_bytes}};
+  }
   return j.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 
@@ -116,6 +135,10 @@ std::string StatsText(const Snapshot& s) {
         BytesText(s.resident.scales), BytesText(s.resident.index), BytesText(s.resident.open),
         BytesText(s.resident.slack), BytesText(s.resident.scratch),
         BytesText(s.resident_peak_bytes), s.pages.open, s.pages.settled, s.pages.sealed);
+    if (s.at_end && s.at_end->stored_bytes != s.stored_bytes()) {
+      text += fmt::format("; that was the fullest, at the end {} cells in use, {} as kept",
+                          s.at_end->cells_used, BytesText(s.at_end->stored_bytes));
+    }
     if (s.rows_dead > 0) text += fmt::format("; {} dead rows", s.rows_dead);
   } else {
     text += ": nothing compressed";

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,14 @@ struct FallbackOp {
   std::uint64_t count = 0;
 };
 
+// What was left when the work was over.
+struct AtEnd {
+  std::uint64_t cells_used = 0;
+  std::uint64_t logical_bytes = 0;
+  std::uint64_t stored_bytes = 0;
+  std::uint64_t resident_total_bytes = 0;
+};
+
 struct Snapshot {
   // Who.
   std::string version;       // kvtamp's
@@ -87,6 +96,8 @@ struct Snapshot {
   std::vector<CacheStats> caches;  // may be empty
   std::vector<FallbackOp> fallback_ops;
   std::vector<std::string> warnings;
+  std::optional<AtEnd>
+      at_end;  // of the report at exit, whose other figures are of the fullest moment
 
   std::uint64_t logical_bytes() const { return logical_bytes_k + logical_bytes_v; }
   std::uint64_t stored_bytes() const { return stored_bytes_k + stored_bytes_v; }
@@ -105,5 +116,7 @@ std::string StatsText(const Snapshot& snapshot);
 
 // "123.4 MiB", "97.7 KiB", "12 B".
 std::string BytesText(std::uint64_t bytes);
+// "0-3,7" of ascending numbers.
+std::string RangesText(const std::vector<std::uint32_t>& numbers);
 
 }  // namespace kvtamp::control

@@ -86,6 +86,27 @@ TEST(Stats, TextSaysWhatMatters) {
   EXPECT_NE(StatsText({}).find("nothing compressed"), std::string::npos);
 }
 
+TEST(Stats, TheEndIsSaidWhereItIsNotTheFullest) {
+  Snapshot s = Sample();
+  EXPECT_EQ(StatsJson(s).find("at_end"), std::string::npos);
+  s.at_end = AtEnd{s.cells_used, s.logical_bytes(), s.stored_bytes(), s.resident.total()};
+  EXPECT_EQ(StatsText(s).find("at the end"), std::string::npos);
+  s.at_end = AtEnd{12, 1920, 1024, 2048};
+  EXPECT_NE(StatsText(s).find("at the end 12 cells in use, 1.0 KiB as kept"), std::string::npos);
+  const auto j = nlohmann::json::parse(StatsJson(s));
+  EXPECT_EQ(j.at("cells_used"), 2048);
+  EXPECT_EQ(j.at("at_end"), (nlohmann::json{{"cells_used", 12},
+                                            {"logical_bytes", 1920},
+                                            {"stored_bytes", 1024},
+                                            {"resident_total_bytes", 2048}}));
+}
+
+TEST(Stats, RangesText) {
+  EXPECT_EQ(RangesText({}), "");
+  EXPECT_EQ(RangesText({3}), "3");
+  EXPECT_EQ(RangesText({0, 1, 2, 5, 7, 8}), "0-2,5,7-8");
+}
+
 TEST(Stats, BytesText) {
   EXPECT_EQ(BytesText(0), "0 B");
   EXPECT_EQ(BytesText(1023), "1023 B");

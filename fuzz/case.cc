@@ -30,6 +30,7 @@ constexpr KindInfo kInfos[kKinds] = {
     {"device_save", "seq", 1, 15},
     {"device_restore", "from seq", 2, 20},
     {"bad_decode", "how seq", 2, 15},
+    {"switch", "", 0, 25},
 };
 
 template <class S, class F>
@@ -55,6 +56,8 @@ void ForEachField(S& s, F&& f) {
   f("unified", s.unified);
   f("swa_full", s.swa_full);
   f("host_f32", s.host_f32);
+  f("flash", s.flash);
+  f("contexts", s.contexts);
 }
 
 // Mostly few tokens, as when generating; now and then a prompt.
@@ -81,7 +84,8 @@ Setup DrawSetup(Random& r, const std::string& type) {
   s.n_sink = r.OneOf({0u, 1u, 4u, 4u, 7u, 64u});
   s.residual = r.OneOf({0u, 0u, 1u, 16u, 40u, 64u, 200u});
   s.layers = arch.sliding ? r.OneOf({2u, 2u, 3u}) : r.OneOf({1u, 2u, 2u, 3u});
-  s.head_size = r.OneOf({32u, 64u, 80u, 96u, 128u});
+  s.head_size = arch.latent ? r.OneOf({64u, 128u, 512u}) : r.OneOf({32u, 64u, 80u, 96u, 128u});
+  if (s.arch == "lfm2") s.layers = r.OneOf({2u, 3u});
   const std::uint32_t most = arch.wide_heads ? 8 : std::max(1u, 256 / s.head_size);
   do {
     s.heads = r.OneOf({1u, 2u, 4u, 8u});
@@ -93,7 +97,7 @@ Setup DrawSetup(Random& r, const std::string& type) {
   if (arch.sliding) s.window = r.OneOf({4u, 16u, 40u, 100u, 300u});
   // Those layers are int8, which f16's bounds do not allow for.
   if (type != "f16" && s.layers > 1 && r.Chance(0.15)) s.skip_layers = std::to_string(r.Int(0, 1));
-  s.yarn = !arch.sliding && r.Chance(0.2);
+  if (!arch.sliding && r.Chance(0.3)) s.yarn = r.OneOf({1u, 2u, 2u});
   s.model_seed = static_cast<std::uint32_t>(r.Next());
   s.n_seq = r.OneOf({1u, 2u, 3u, 4u, 8u, 16u});
   s.unified = r.Chance(0.5);
@@ -102,6 +106,8 @@ Setup DrawSetup(Random& r, const std::string& type) {
   s.threads = r.Chance(0.06) ? 2 : 1;
   s.swa_full = r.Chance(0.5);
   s.host_f32 = r.Chance(0.4);
+  s.flash = !r.Chance(0.08);
+  s.contexts = r.Chance(0.2) ? 2 : 1;
   return s;
 }
 
@@ -178,6 +184,8 @@ Op DrawOp(Random& r) {
       break;
     case Kind::kBadDecode:
       op.args = {r.Int(0, 3), seq()};
+      break;
+    case Kind::kSwitch:
       break;
   }
   return op;

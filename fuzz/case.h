@@ -23,10 +23,13 @@ struct Setup {
   std::uint32_t page_size = 64, n_sink = 4, residual = 64;
   std::uint32_t layers = 1, heads = 2, kv_heads = 1, head_size = 32;
   std::uint32_t window = 0;  // of the sliding layers, where the architecture has them
-  std::uint32_t yarn = 0;    // rotary angles scaled per channel, for long contexts
+  // Rotary angles scaled per channel, for long contexts: 1 keys too, as is usual, 2 not.
+  std::uint32_t yarn = 0;
   std::uint32_t model_seed = 0;
   std::uint32_t n_ctx = 256, n_seq = 1, n_ubatch = 512, threads = 1;
   std::uint32_t unified = 0, swa_full = 0;
+  std::uint32_t flash = 1;     // flash attention; without it V is transposed and nothing is coded
+  std::uint32_t contexts = 1;  // of the same model and device; 2 take turns
   // The host's own cache is f32: it loses nothing in a shift, but its states are of another type.
   std::uint32_t host_f32 = 0;
 };
@@ -50,8 +53,9 @@ enum class Kind : std::uint8_t {
   kDeviceSave,
   kDeviceRestore,
   kBadDecode,
+  kSwitch,
 };
-inline constexpr std::size_t kKinds = static_cast<std::size_t>(Kind::kBadDecode) + 1;
+inline constexpr std::size_t kKinds = static_cast<std::size_t>(Kind::kSwitch) + 1;
 
 struct KindInfo {
   const char* name;

@@ -11,10 +11,10 @@ struct Named {
 
 // Measured over 340,000 operations of each type, and a margin on top. In brackets: the largest
 // error of a row, the largest mean of a case.
-//   f16   (6e-5, 3e-6)  different orders of summing, the host's sums of V in f16, keys of up to
+//   f16   (2e-4, 3e-6)  different orders of summing, the host's sums of V in f16, keys of up to
 //                       three layers rounded on both sides. A row that is lost, or of another
 //                       cell, costs 1e-2 and more.
-//   k8v8  (4e-3, 5e-5)  the codec: 2e-5 of K and V, through softmax
+//   k8v8  (5e-3, 5e-5)  the codec: 2e-5 of K and V, through softmax
 //   k4v4  (0.7, 2e-2)   likewise: 5e-3 of K and 1e-2 of V. A single row may be anywhere when the
 //                       scores are sharp; the mean is what would move.
 // The host's f16 keys lose 4e-8 in every shift; kvtamp's lose it once, when they are settled or

@@ -18,6 +18,9 @@ struct Architecture {
   bool sliding;     // some layers see a window only and have a cache of their own
   bool grouped;     // fewer KV heads than heads
   bool wide_heads;  // heads need not divide the embedding
+  bool latent;      // V is the first part of K
+  bool recurrent;   // also keeps a state per sequence, that cannot go back
+  bool attends;     // has K and V at all
 };
 std::span<const Architecture> Architectures();
 const Architecture* FindArchitecture(std::string_view name);

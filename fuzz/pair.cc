@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "fuzz/batch.h"
 #include "fuzz/model.h"
@@ -31,7 +32,7 @@ llama_context* NewContext(const Setup& s, llama_model* model, ggml_type type) {
   p.n_ubatch = s.n_ubatch;
   p.n_seq_max = s.n_seq;
   p.n_threads = p.n_threads_batch = static_cast<int>(s.threads);
-  p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+  p.flash_attn_type = s.flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
   p.kv_unified = s.unified != 0;
   p.swa_full = s.swa_full != 0;
   p.type_k = p.type_v = type;
@@ -77,25 +78,36 @@ Pair::Pair(const Setup& setup, ggml_backend_dev_t device, std::string& why)
     why = "no model";
     return;
   }
-  host_.reset(NewContext(setup, host_model_.get(), setup.host_f32 ? GGML_TYPE_F32 : GGML_TYPE_F16));
-  ours_.reset(NewContext(setup, our_model_.get(), GGML_TYPE_F16));
-  if (!host_ || !ours_) why = "no context";
+  for (Contexts* c : {&now_, &other_}) {
+    if (c == &other_ && setup.contexts < 2) break;
+    c->host.reset(
+        NewContext(setup, host_model_.get(), setup.host_f32 ? GGML_TYPE_F32 : GGML_TYPE_F16));
+    c->ours.reset(NewContext(setup, our_model_.get(), GGML_TYPE_F16));
+    if (!c->host || !c->ours) why = "no context";
+  }
 }
 
 std::string Pair::Finish(const Totals& totals) const {
   auto stats = reinterpret_cast<const char* (*)()>(ggml_backend_reg_get_proc_address(
       ggml_backend_dev_backend_reg(device_), "kvtamp_stats_json"));
   // A cache that fell back to plain memory is the host's own code: nothing was compared.
-  if (stats == nullptr || std::strstr(stats(), "\"uncompressed_bytes\": 0,") == nullptr)
-    return "the cache fell back to plain memory";
+  const bool plain =
+      stats == nullptr || std::strstr(stats(), "\"uncompressed_bytes\": 0,") == nullptr;
+  if (plain && setup_.flash) return "the cache fell back to plain memory";
+  // Latent keys are rows also where flash attention is off, and the host reads them from the store.
+  const Architecture& arch = *FindArchitecture(setup_.arch);
+  if (!plain && !setup_.flash && arch.attends && !arch.latent)
+    return "without flash attention the cache is not plain memory";
   const double mean = totals.error.mean();
-  const double bound = bounds_.mean + bounds_.per_shift * static_cast<double>(shifts_);
+  const double bound =
+      bounds_.mean + bounds_.per_shift * static_cast<double>(now_.shifts + other_.shifts);
   if (totals.error.rows > 0 && !(mean <= bound))
     return "mean error of the case " + Number(mean) + " is above " + Number(bound);
   return "";
 }
 
 std::string Pair::CheckPositions() const {
+  if (!removal_.empty()) return removal_;
   for (std::uint32_t s = 0; s < setup_.n_seq; ++s) {
     const auto seq = static_cast<llama_seq_id>(s);
     if (llama_memory_seq_pos_min(host_memory(), seq) !=
@@ -120,31 +132,34 @@ std::string Pair::Text(const Range& r) {
 }
 
 void Pair::SeqRm(llama_seq_id seq, llama_pos p0, llama_pos p1) {
-  Both([&](llama_context* c) { llama_memory_seq_rm(llama_get_memory(c), seq, p0, p1); });
+  const bool host = llama_memory_seq_rm(host_memory(), seq, p0, p1);
+  const bool ours = llama_memory_seq_rm(our_memory(), seq, p0, p1);
+  if (host != ours)
+    removal_ = host ? "kvtamp refuses to take tokens away" : "only kvtamp takes tokens away";
 }
 
 // --- decoding -----------------------------------------------------------------------------------
 
 std::string Pair::DecodeBatch(const llama_batch& batch, Totals& totals, int& rc) {
-  rc = llama_decode(host_.get(), batch);
-  const int ours = llama_decode(ours_.get(), batch);
+  rc = llama_decode(now_.host.get(), batch);
+  const int ours = llama_decode(now_.ours.get(), batch);
   if (rc != ours)
     return "decode: the host answers " + std::to_string(rc) + ", kvtamp " + std::to_string(ours);
-  if (rc >= 0 && shift_due_) {
-    shift_due_ = false;
-    shifts_ += setup_.host_f32 ? 0 : 1;
+  if (rc >= 0 && now_.shift_due) {
+    now_.shift_due = false;
+    now_.shifts += setup_.host_f32 ? 0 : 1;
   }
-  if (rc >= 0) copy_due_ = false;  // below nought the batch was refused unseen
+  if (rc >= 0) now_.copy_due = false;  // below nought the batch was refused unseen
   if (rc != 0) {
     totals.refused++;
     return "";
   }
   totals.tokens += static_cast<std::uint64_t>(batch.n_tokens);
-  const double bound = bounds_.row + bounds_.per_shift * static_cast<double>(shifts_);
+  const double bound = bounds_.row + bounds_.per_shift * static_cast<double>(now_.shifts);
   for (std::int32_t i = 0; i < batch.n_tokens; ++i) {
     if (!batch.logits[i]) continue;
-    const float* a = llama_get_logits_ith(host_.get(), i);
-    const float* b = llama_get_logits_ith(ours_.get(), i);
+    const float* a = llama_get_logits_ith(now_.host.get(), i);
+    const float* b = llama_get_logits_ith(now_.ours.get(), i);
     const std::string what = "logits of token " + std::to_string(i) + " (sequence " +
                              std::to_string(batch.seq_id[i][0]) + ", position " +
                              std::to_string(batch.pos[i]) + "): ";
@@ -206,7 +221,8 @@ void Pair::MakeRoom(std::int32_t how, llama_seq_id seq) {
 // Tokens that belong to two sequences at once.
 std::string Pair::DecodeShared(const Op& op, Totals& totals, std::string& note) {
   const llama_seq_id a = Seq(op.args[2]), b = Seq(op.args[3]);
-  if (a == b) return "skip";
+  // A recurrent state belongs to one sequence.
+  if (a == b || FindArchitecture(setup_.arch)->recurrent) return "skip";
   const auto first = [&](llama_seq_id s) { return llama_memory_seq_pos_min(host_memory(), s); };
   if (first(a) != first(b) || End(a) != End(b)) {
     SeqRm(a, -1, -1);
@@ -271,7 +287,7 @@ std::string Pair::ContextShift(llama_seq_id seq, std::int32_t keep, std::int32_t
   if (n <= 0 || !CanShift()) return "skip";
   SeqRm(seq, p0, p0 + n);
   Both([&](llama_context* c) { llama_memory_seq_add(llama_get_memory(c), seq, p0 + n, -1, -n); });
-  shift_due_ = true;
+  now_.shift_due = true;
   return "";
 }
 
@@ -286,7 +302,7 @@ std::string Pair::SeqCp(const Op& op, std::string& note) {
   Both([&](llama_context* c) {
     llama_memory_seq_cp(llama_get_memory(c), from, to, range.p0, range.p1);
   });
-  copy_due_ = copy_due_ || !setup_.unified;
+  now_.copy_due = now_.copy_due || !setup_.unified;
   note = Text(range);
   return "";
 }
@@ -314,7 +330,7 @@ std::string Pair::Memory(const Op& op, std::string& note) {
       Both([&](llama_context* c) {
         llama_memory_seq_add(llama_get_memory(c), seq, range.p0, range.p1, delta);
       });
-      shift_due_ = true;
+      now_.shift_due = true;
       return "";
     }
     case Kind::kSeqDiv: {
@@ -325,12 +341,12 @@ std::string Pair::Memory(const Op& op, std::string& note) {
       Both([&](llama_context* c) {
         llama_memory_seq_div(llama_get_memory(c), seq, range.p0, range.p1, args[3]);
       });
-      shift_due_ = true;
+      now_.shift_due = true;
       return "";
     }
     case Kind::kClear:
       Both([&](llama_context* c) { llama_memory_clear(llama_get_memory(c), args[0] != 0); });
-      shifts_ = args[0] != 0 ? 0 : shifts_;
+      now_.shifts = args[0] != 0 ? 0 : now_.shifts;
       return "";
     default:
       return "skip";
@@ -372,6 +388,13 @@ std::string Pair::Apply(const Op& op, Totals& totals, std::string& note) {
     case Kind::kDeviceSave:
     case Kind::kDeviceRestore:
       difference = DeviceState(op, note);
+      break;
+    case Kind::kSwitch:
+      if (setup_.contexts < 2) {
+        difference = "skip";
+      } else {
+        std::swap(now_, other_);
+      }
       break;
     default:
       difference = Memory(op, note);

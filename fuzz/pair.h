@@ -53,21 +53,34 @@ class Pair {
   };
   static std::string Text(const Range& range);
 
-  llama_memory_t host_memory() const { return llama_get_memory(host_.get()); }
-  llama_memory_t our_memory() const { return llama_get_memory(ours_.get()); }
-  // With YaRN the host's shift multiplies all keys by YaRN's factor, also those of cells that do
-  // not move: a fault of the host, which kvtamp does not share.
-  bool CanShift() const { return !setup_.yarn && llama_memory_can_shift(host_memory()); }
+  // A context with the host's cache, and one with ours.
+  struct Contexts {
+    llama_context_ptr host, ours;
+    std::map<llama_seq_id, State> device_states;
+    bool shift_due = false;
+    // The host copies between streams when it next decodes. Rows restored before that are
+    // overwritten by the copy, or taken for those to be copied, and rows saved before it are not
+    // those of the sequence: the host's fault, and what is attended in the end are cells that
+    // nobody wrote. So nothing is saved or restored while a copy is due.
+    bool copy_due = false;
+    std::uint64_t shifts = 0;  // that the host's cache has made since it was last emptied
+  };
+
+  llama_memory_t host_memory() const { return llama_get_memory(now_.host.get()); }
+  llama_memory_t our_memory() const { return llama_get_memory(now_.ours.get()); }
+  // Where YaRN scales keys, the host's shift does so once more, also to those of cells that do not
+  // move: a fault of the host, which kvtamp does not share.
+  bool CanShift() const { return setup_.yarn != 1 && llama_memory_can_shift(host_memory()); }
   llama_seq_id Seq(std::int32_t n) const { return n % static_cast<std::int32_t>(setup_.n_seq); }
   llama_pos End(llama_seq_id seq) const { return llama_memory_seq_pos_max(host_memory(), seq) + 1; }
   // Tokens of a batch; the host asserts it.
-  std::int32_t Most() const { return static_cast<std::int32_t>(llama_n_batch(host_.get())); }
+  std::int32_t Most() const { return static_cast<std::int32_t>(llama_n_batch(now_.host.get())); }
   bool Holds(llama_seq_id seq) const { return End(seq) > 0; }
   Range Resolve(llama_seq_id seq, std::int32_t from, std::int32_t to) const;
   template <class F>
   void Both(F&& fn) {
-    fn(host_.get());
-    fn(ours_.get());
+    fn(now_.host.get());
+    fn(now_.ours.get());
   }
   void SeqRm(llama_seq_id seq, llama_pos p0, llama_pos p1);
 
@@ -94,16 +107,9 @@ class Pair {
   const Bounds bounds_;
   ggml_backend_dev_t device_;
   llama_model_ptr host_model_, our_model_;
-  llama_context_ptr host_, ours_;
+  Contexts now_, other_;  // other_ only where there are two
   std::map<int, State> states_, whole_states_;
-  std::map<llama_seq_id, State> device_states_;
-  bool shift_due_ = false;
-  // The host copies between streams when it next decodes. Rows restored before that are overwritten
-  // by the copy, or taken for those to be copied, and rows saved before it are not those of the
-  // sequence: the host's fault, and what is attended in the end are cells that nobody wrote. So
-  // nothing is saved or restored while a copy is due.
-  bool copy_due_ = false;
-  std::uint64_t shifts_ = 0;  // that the host's cache has made since it was last emptied
+  std::string removal_;  // what differed in taking tokens away
 };
 
 }  // namespace kvtamp::fuzz

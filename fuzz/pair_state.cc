@@ -10,11 +10,11 @@ std::string Pair::SetState(const Bytes& host, const Bytes& ours, llama_seq_id se
                            std::uint32_t flags, bool& ok) {
   std::size_t a = 0, b = 0;
   if (seq < 0) {
-    a = llama_state_set_data(host_.get(), host.data(), host.size());
-    b = llama_state_set_data(ours_.get(), ours.data(), ours.size());
+    a = llama_state_set_data(now_.host.get(), host.data(), host.size());
+    b = llama_state_set_data(now_.ours.get(), ours.data(), ours.size());
   } else {
-    a = llama_state_seq_set_data_ext(host_.get(), host.data(), host.size(), seq, flags);
-    b = llama_state_seq_set_data_ext(ours_.get(), ours.data(), ours.size(), seq, flags);
+    a = llama_state_seq_set_data_ext(now_.host.get(), host.data(), host.size(), seq, flags);
+    b = llama_state_seq_set_data_ext(now_.ours.get(), ours.data(), ours.size(), seq, flags);
   }
   ok = a != 0;
   // Sizes of an f32 host differ by nature.
@@ -23,7 +23,7 @@ std::string Pair::SetState(const Bytes& host, const Bytes& ours, llama_seq_id se
 }
 
 std::string Pair::Save(const Op& op, std::string& note) {
-  if (copy_due_) return "skip";
+  if (now_.copy_due) return "skip";
   State s;
   const bool all = op.kind == Kind::kSaveAll;
   const llama_seq_id seq = all ? -1 : Seq(op.args[1]);
@@ -37,8 +37,8 @@ std::string Pair::Save(const Op& op, std::string& note) {
     if (n == 0 || n > bytes.size()) difference = "save: nothing, or more than was announced";
     bytes.resize(std::min(n, bytes.size()));
   };
-  get(host_.get(), s.host);
-  get(ours_.get(), s.ours);
+  get(now_.host.get(), s.host);
+  get(now_.ours.get(), s.ours);
   note = std::to_string(s.ours.size()) + " bytes";
   if (difference.empty() && !setup_.host_f32 && s.host.size() != s.ours.size())
     difference = "save: the host wrote " + std::to_string(s.host.size()) + " bytes, kvtamp " +
@@ -51,7 +51,7 @@ std::string Pair::Restore(const Op& op, std::string& note) {
   const bool all = op.kind == Kind::kRestoreAll;
   auto& states = all ? whole_states_ : states_;
   const auto found = states.find(op.args[0]);
-  if (found == states.end() || copy_due_) return "skip";
+  if (found == states.end() || now_.copy_due) return "skip";
   const State& s = found->second;
   const llama_seq_id seq = all ? -1 : Seq(op.args[1]);
   // Whose: each its own, both the host's, both kvtamp's, each the other's. The types must be alike.
@@ -67,7 +67,7 @@ std::string Pair::Restore(const Op& op, std::string& note) {
 
 std::string Pair::BadRestore(const Op& op, std::string& note) {
   const auto found = states_.find(op.args[0]);
-  if (found == states_.end() || copy_due_) return "skip";
+  if (found == states_.end() || now_.copy_due) return "skip";
   const State& s = found->second;
   const llama_seq_id seq = Seq(op.args[1]);
   Bytes host = s.host, ours = s.ours;
@@ -104,19 +104,19 @@ std::string Pair::DeviceState(const Op& op, std::string& note) {
   constexpr std::uint32_t kFlags = LLAMA_STATE_SEQ_FLAGS_ON_DEVICE;
   const llama_seq_id from = Seq(op.args[0]);
   if (op.kind == Kind::kDeviceSave) {
-    if (!Holds(from) || copy_due_) return "skip";
+    if (!Holds(from) || now_.copy_due) return "skip";
     State s;
     const auto get = [&](llama_context* c, Bytes& bytes) {
       bytes.resize(llama_state_seq_get_size_ext(c, from, kFlags));
       llama_state_seq_get_data_ext(c, bytes.data(), bytes.size(), from, kFlags);
     };
-    get(host_.get(), s.host);
-    get(ours_.get(), s.ours);
-    device_states_[from] = std::move(s);
+    get(now_.host.get(), s.host);
+    get(now_.ours.get(), s.ours);
+    now_.device_states[from] = std::move(s);
     return "";
   }
-  const auto found = device_states_.find(from);
-  if (found == device_states_.end() || copy_due_) return "skip";
+  const auto found = now_.device_states.find(from);
+  if (found == now_.device_states.end() || now_.copy_due) return "skip";
   bool ok = false;
   const llama_seq_id seq = Seq(op.args[1]);
   std::string difference = SetState(found->second.host, found->second.ours, seq, kFlags, ok);

@@ -19,8 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # In package base-files, so on every Debian machine.
-DOCUMENT = Path("/usr/share/common-licenses/GPL-2")
-QUESTION = "What does the license above say about warranty? Answer in one sentence."
+DOCUMENT = Path("/usr/share/common-licenses/MPL-2.0")
+QUESTION = "Who is the steward of this license?"
 # A small model rambles on; the answer is what it says first.
 ANSWER_TOKENS = 64
 N_CTX = 4352

@@ -34,6 +34,15 @@ bool ParseKvName(std::string_view name, Side& side, std::uint32_t& layer) {
   return error == std::errc() && end == name.data() + name.size();
 }
 
+// What state a tensor is, by the host's name of it; null for all that lives for one graph only.
+const char* KindOfState(std::string_view name) {
+  for (const char* start : {"cache_r_l", "cache_s_l", "cache_ple_r_l"})
+    if (name.starts_with(start)) return "recurrent state";
+  if (name.starts_with("cache_idx_")) return "indexer keys";
+  if (name.starts_with("dsv4_") && name.find("_state_") != name.npos) return "compressor state";
+  return nullptr;
+}
+
 }  // namespace
 
 // --- life ---------------------------------------------------------------------------------------
@@ -41,7 +50,7 @@ bool ParseKvName(std::string_view name, Side& side, std::uint32_t& layer) {
 Buffer* Buffer::From(ggml_backend_buffer_t buffer) { return static_cast<Buffer*>(buffer->context); }
 
 Buffer::~Buffer() {
-  RememberBeforeLoss();
+  RememberBeforeEnd();
   Forget(this);
   cache_.reset();
   if (base_ != nullptr) munmap(base_, size_);
@@ -101,6 +110,11 @@ void Buffer::InitTensor(ggml_tensor* t) {
     RegisterKv(t, layer, side);
     return;
   }
+  if (const char* kind = KindOfState(t->name)) {
+    auto& [n, bytes] = other_state_[kind];
+    n++;
+    bytes += ggml_nbytes(t);
+  }
   if (!HasKv() && !all_committed_) {
     Commit(base_, size_);
   } else {
@@ -151,13 +165,18 @@ bool Buffer::SetHeads(const KvTensor& t, std::uint32_t n_head_kv, std::uint32_t 
   Status s = cache_->SetHeads(t.layer, n_head_kv);
   if (s.ok() && v_in_k != 0) s = cache_->SetValuesInKeys(t.layer, v_in_k);
   if (!s.ok()) MakePlain(t, s.message());
+  layer(t).attended = s.ok();
   return s.ok();
 }
 
-void Buffer::MakePlain(const KvTensor& t, const std::string& why) {
+void Buffer::MakePlain(const KvTensor& t, const std::string& reason) {
   KvLayer& l = layer(t);
   if (l.plain) return;
-  NoteFallback("layer " + std::to_string(t.layer), why);
+  // The store names the layer in front; all layers of one reason are told of once.
+  const std::string name = "layer " + std::to_string(t.layer), prefix = name + ": ";
+  const std::string why = reason.starts_with(prefix) ? reason.substr(prefix.size()) : reason;
+  l.why_plain = why;
+  NoteFallback(name, why);
   for (KvTensor* side : {l.k.get(), l.v.get()}) {
     if (side == nullptr || !Commit(side->base, side->bytes)) continue;
     plain_bytes_ += side->bytes;
@@ -174,6 +193,48 @@ void Buffer::MakePlain(const KvTensor& t, const std::string& why) {
 
 void Buffer::MakeAllPlain(const std::string& why) {
   for (auto& [id, l] : layers_) MakePlain(l.k ? *l.k : *l.v, why);
+}
+
+// Rows of cells from n_kv on go when attention shows a smaller n_kv than before.
+void Buffer::NoteAttended(std::uint32_t stream, std::uint32_t n_kv) {
+  if (n_kv_.size() <= stream) n_kv_.resize(stream + 1);
+  if (n_kv < n_kv_[stream]) RememberBeforeLoss();
+  n_kv_[stream] = n_kv;
+}
+
+void Buffer::Announce() {
+  if (announced_) return;
+  announced_ = true;
+  if (HasKv()) AnnounceLayers();
+  for (const auto& [kind, state] : other_state_)
+    Log(LogLevel::kInfo, kind + " (" + std::to_string(state.first) + " tensors, " +
+                             control::BytesText(state.second) + "): as the host keeps it");
+}
+
+void Buffer::AnnounceLayers() {
+  const auto settings = CurrentSettings();
+  std::map<std::string, std::vector<std::uint32_t>> fates;
+  bool all_attended = true;
+  for (const auto& [id, l] : layers_) {
+    std::string fate = "stored as " + codec::PairName(settings->TypeOfLayer(id));
+    if (l.plain) {
+      fate = "uncompressed, " + l.why_plain;
+    } else if (!l.attended) {
+      fate = "uncompressed, read by the host's own code (no flash attention here, or an indexer)";
+      all_attended = false;
+    }
+    fates[fate].push_back(id);
+  }
+  const KvLayer& first = layers_.begin()->second;
+  const KvTensor& t = first.k ? *first.k : *first.v;
+  std::string line = std::to_string(t.n_cells) + " cells";
+  if (t.n_streams > 1) line += " x " + std::to_string(t.n_streams) + " streams";
+  for (const auto& [fate, ids] : fates)
+    line.append(ids.size() == 1 ? "; layer " : "; layers ")
+        .append(control::RangesText(ids))
+        .append(" ")
+        .append(fate);
+  Log(all_attended ? LogLevel::kInfo : LogLevel::kWarn, "KV cache of " + line);
 }
 
 // --- byte ranges --------------------------------------------------------------------------------

@@ -42,7 +42,9 @@ struct KvLayer {
   std::unique_ptr<KvTensor> k, v;
   bool plain = false;  // memory as the host lays it out, no store
   bool in_store = false;
-  bool wrote = false;  // rows came in since the last Maintain
+  bool wrote = false;     // rows came in since the last Maintain
+  bool attended = false;  // by us, as far as is known
+  std::string why_plain;
 };
 
 class Buffer {
@@ -66,9 +68,14 @@ class Buffer {
   bool EnsureStored(const KvTensor& t);
   // `v_in_k`: see store::Cache::SetValuesInKeys; 0 where not known or V is apart.
   bool SetHeads(const KvTensor& t, std::uint32_t n_head_kv, std::uint32_t v_in_k);
-  // Moves a layer to plain memory with all it holds. `why` is logged once per reason.
-  void MakePlain(const KvTensor& t, const std::string& why);
+  // Moves a layer to plain memory with all it holds. Each reason is logged once.
+  void MakePlain(const KvTensor& t, const std::string& reason);
   void MakeAllPlain(const std::string& why);
+  // Says once which layers are coded and which stay as they are. By the first graph that is
+  // computed the host has shown all its ops, when it planned its memory.
+  void Announce();
+  // Before rows are dropped as docs/reclaim.md allows.
+  void NoteAttended(std::uint32_t stream, std::uint32_t n_kv);
 
   // Makes [p, p+size) usable memory (only parts outside stored K/V may be asked for).
   bool Commit(const void* p, std::size_t size);
@@ -86,6 +93,7 @@ class Buffer {
  private:
   explicit Buffer(std::size_t size) : size_(size) {}
   void RegisterKv(const ggml_tensor* t, std::uint32_t layer, codec::Side side);
+  void AnnounceLayers();
   // Calls fn(global cell, byte offset in row, data offset, bytes) for each row a range touches.
   template <class F>
   static void ForRows(const KvTensor& t, const void* address, std::size_t size, F&& fn);
@@ -100,6 +108,10 @@ class Buffer {
   std::atomic<std::size_t> plain_bytes_{0};
   std::atomic<int> last_layer_{-1};
   bool all_committed_ = false;
+  bool announced_ = false;
+  std::vector<std::uint32_t> n_kv_;  // of each stream, when it was last written and attended
+  // State of other kinds than K and V, by what it is: number of tensors, bytes.
+  std::map<std::string, std::pair<int, std::size_t>> other_state_;
   std::map<std::uint32_t, KvLayer> layers_;
   std::vector<const KvTensor*> by_address_;  // ascending
   std::unique_ptr<store::Cache> cache_;

@@ -323,7 +323,10 @@ ggml_status Backend::Attend(ggml_tensor* node) {
   if (layer.wrote) {
     // The host counts n_kv from the highest used cell of these streams (docs/reclaim.md): what lies
     // beyond was removed.
-    for (const auto& j : jobs) cache.DropFrom(a.k->layer, j.stream, n_kv);
+    for (const auto& j : jobs) {
+      b->NoteAttended(j.stream, n_kv);
+      cache.DropFrom(a.k->layer, j.stream, n_kv);
+    }
   }
   OmpExecutor executor(n_threads);
   Status s = cache.Attend(a.k->layer, jobs, params, executor);
@@ -479,6 +482,7 @@ ggml_status Backend::ComputeNode(ggml_tensor* node) {
 }
 
 ggml_status Backend::Compute(ggml_cgraph* graph) {
+  NoteWork();
   const int n = ggml_graph_n_nodes(graph);
   // Heads first: rows of a graph may come before the attention that tells their layout.
   for (int i = 0; i < n; ++i) {
@@ -492,6 +496,7 @@ ggml_status Backend::Compute(ggml_cgraph* graph) {
     if (IsViewOp(node) || ggml_is_empty(node) || !(node->flags & GGML_TENSOR_FLAG_COMPUTE))
       continue;
     if (abort_callback != nullptr && abort_callback(abort_data)) return GGML_STATUS_ABORTED;
+    if (Buffer* b = OurBuffer(node)) b->Announce();
     if (ggml_status s = ComputeNode(node); s != GGML_STATUS_SUCCESS) return s;
   }
   return GGML_STATUS_SUCCESS;

@@ -1,6 +1,7 @@
 #include "plugins/ggml/report.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <mutex>
 #include <vector>
@@ -19,6 +20,8 @@ struct Book {
   std::vector<Buffer*> buffers;
   std::vector<control::FallbackOp> fallbacks;
   control::Snapshot fullest;
+  control::AtEnd at_end;
+  std::atomic<bool> ending = false;  // at_end is set, and nothing was computed since
 };
 Book& book() {
   static Book* b = new Book;  // outlives every buffer, whatever the order of exit
@@ -70,19 +73,36 @@ control::Snapshot TakeSnapshot() {
   return s;
 }
 
-void RememberBeforeLoss() {
-  control::Snapshot now = TakeSnapshot();
+namespace {
+
+void Keep(control::Snapshot now) {
   std::lock_guard lock(book().mutex);
+  if (!book().ending) {
+    book().at_end = {now.cells_used, now.logical_bytes(), now.stored_bytes(), now.resident.total()};
+  }
   if (now.logical_bytes() + now.uncompressed_bytes >=
       book().fullest.logical_bytes() + book().fullest.uncompressed_bytes) {
     book().fullest = std::move(now);
   }
 }
 
+}  // namespace
+
+void RememberBeforeLoss() { Keep(TakeSnapshot()); }
+
+void RememberBeforeEnd() {
+  Keep(TakeSnapshot());
+  book().ending = true;
+}
+
+void NoteWork() { book().ending = false; }
+
 control::Snapshot FinalSnapshot() {
   RememberBeforeLoss();
   std::lock_guard lock(book().mutex);
-  return book().fullest;
+  control::Snapshot s = book().fullest;
+  s.at_end = book().at_end;
+  return s;
 }
 
 void NoteFallback(const std::string& op, const std::string& reason) {

@@ -14,6 +14,11 @@ void Forget(Buffer* buffer);
 int LastLayerWithK();
 // Keeps the fullest snapshot: called before a cache loses what it holds.
 void RememberBeforeLoss();
+// The same before a buffer goes, and what there is at the end of a run of such calls: buffers of
+// one context go one by one.
+void RememberBeforeEnd();
+// There is work again, so what ended was not the last.
+void NoteWork();
 
 // JSON of the present state; the pointer lives until the next call on the same thread.
 const char* StatsJsonNow();

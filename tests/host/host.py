@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-THREADS = "2"
+THREADS = os.environ.get("KVTAMP_TEST_THREADS", "2")
 HOST = None  # as a cache: the host's own, in f16
 DEFAULT = "auto"  # as a cache: ours, as shipped
 

@@ -7,6 +7,9 @@ import re
 
 import pytest
 
+import host
+from conftest import ROOT
+
 ROW = re.compile(r"\|\s*(\S+)\|[^|]*\|\s*(Dense|MoE)\|\s*(OK|FAIL|SKIP)( \(toggle\))?\s*(?:\((\S+)\))?"
                  r"\s*\|\s*(OK|FAIL|SKIP)\s*\|")
 SEED = 1  # of the weights; the program's default is another one each time
@@ -29,8 +32,14 @@ def errors(result):
 
 
 @pytest.fixture(scope="module")
-def lossless(programs):
-    return errors(programs.run_test("test-llama-archs", "-b", "KVTAMP", "-s", SEED, cache="f16"))
+def whole_run(programs):
+    # -v 4: what the host says while it loads, and we.
+    return programs.run_test("test-llama-archs", "-b", "KVTAMP", "-s", SEED, "-v", 4, cache="f16")
+
+
+@pytest.fixture(scope="module")
+def lossless(whole_run):
+    return errors(whole_run)
 
 
 def test_every_architecture_in_f16(lossless):
@@ -65,3 +74,71 @@ def coded(programs, lossless, cache, archs, limit):
     # Those without a cache, and those whose cache stays plain, err as in f16.
     moved = [name for name, nmse in table.items() if nmse > 10 * lossless[name]]
     assert len(moved) >= 0.75 * len(table), sorted(set(table) - set(moved))
+
+
+# --- What is compressed, and what is not ---------------------------------------------------------
+
+# Kinds that need not be compressed, or not all, or not as others are.
+KINDS = ("^(llama|gemma3|gpt-oss|deepseek2|minicpm3|mamba|falcon-h1|jamba|kimi-linear|nemotron_h|lfm2"
+         "|qwen3next|minimax-01|grok|qwen4exp|deepseek32|deepseek4|glm-dsa|glm5-next|dots3note|hy_v4"
+         "|minimax-m3)$")
+
+
+def numbers(ranges):
+    return {n for part in ranges.split(",") for a, _, b in [part.partition("-")]
+            for n in range(int(a), int(b or a) + 1)}
+
+
+def said_at_load(log):
+    """Of each architecture: the layers whose K and V are stored, those that stay uncompressed with the
+    reason, and other state."""
+    said, arch = {}, None
+    for line in log.splitlines():
+        if found := re.search(r"print_info: arch\s+= (\S+)", line):
+            arch = found.group(1)
+        stored, plain, state = said.setdefault(arch, (set(), {}, set()))
+        if found := re.search(r"kvtamp: KV cache of \d+ cells(?: x \d+ streams)?; (.*)", line):
+            for layers, fate in re.findall(r"layers? ([\d,-]+) (.*?)(?=; layers? \d|$)", found.group(1)):
+                if fate.startswith("stored as"):
+                    stored.update(numbers(layers))
+                else:
+                    plain.update(dict.fromkeys(numbers(layers), fate))
+        elif found := re.search(r"kvtamp: (.*) \(\d+ tensors, .*\): as the host keeps it", line):
+            state.add(found.group(1))
+    return said
+
+
+def check_doctor(programs, whole_run, folder, archs):
+    said = said_at_load(whole_run.err)
+    programs.run_test("test-llama-archs", "-o", folder, "-s", SEED, "-a", archs, cache=host.HOST)
+    models = sorted(folder.glob("*.gguf"))
+    for model in models:
+        result = host.run([programs.command, "doctor", "-m", model, "-o", "json"],
+                          env=host.environment(programs.plugin, host.HOST, {}))
+        told = json.loads(result.out)["model"]
+        stored, plain, state = said.get(told["architecture"], (set(), {}, set()))
+        layers = told.get("layers", [])
+        assert {layer["layer"] for layer in layers if layer["stored"]} == stored, model.name
+        for layer in layers:
+            assert layer["stored"] or layer["layer"] in plain, model.name
+        assert (told["n_recurrent"] > 0) == ("recurrent state" in state), model.name
+    return len(models)
+
+
+def test_doctor_tells_beforehand_what_is_said_at_load(programs, whole_run, tmp_path):
+    assert check_doctor(programs, whole_run, tmp_path, KINDS) > 20
+
+
+def test_the_docs_list_what_stays_uncompressed(whole_run):
+    said = said_at_load(whole_run.err)
+    table = (ROOT / "docs" / "hosts.md").read_text().split("## What is compressed")[1].split("##")[0]
+
+    def listed(title):
+        row, = re.findall(rf"^\| {title} \|([^|]*)\|", table, re.M)
+        return set(re.findall(r"`([^`]+)`", row))
+    assert listed("all of the cache") == {a for a, (_, plain, _) in said.items()
+                                          if any("flash attention is off" in why for why in plain.values())}
+    other = {a for a, (_, plain, _) in said.items() if any("read by the host" in why for why in plain.values())}
+    assert listed("layers with sparse attention") == other - {"t5"}  # of which the docs tell, too
+    assert {a for a, (*_, state) in said.items() if "recurrent state" in state} >= {"mamba", "jamba"}
+    assert sum(bool(stored) and not plain for stored, plain, _ in said.values()) > 90

@@ -64,6 +64,9 @@ def test_flash_attention_off(programs, tmp_path):
     lines = answer(programs, "-fa", "off", KVTAMP_STATS=stats)
     assert len(lines) == 1
     assert "flash attention is off" in lines[0] and "uncompressed" in lines[0]
+    # At load, of all its layers; answer() sees what is shown without -lv.
+    log = programs.complete(PROMPT, 1, "-fa", "off", "-lv", 4, ctx=512, cache=DEFAULT)
+    assert len(log.lines("kvtamp: KV cache of 512 cells; layers 0-29 uncompressed, flash attention is off")) == 1
     assert json.loads(stats.read_text())["uncompressed_bytes"] > 0
 
 

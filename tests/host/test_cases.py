@@ -123,13 +123,13 @@ def test_slots_filled_and_erased_in_turns(programs, tmp_path, cache):
 
 
 def test_batches_over_every_edge(programs, tmp_path):
-    edges = [255, 256, 257, 511, 512, 513, 1023, 1024, 1025]
+    edges = [255, 256, 257, 511, 512, 513, 1023, 1024, 1025, 2047, 2048, 2049]
 
     def answers(cache, *args):
-        with programs.server("-np", 1, "-c", 1280, *args, cache=cache, log=tmp_path / "log",
+        with programs.server("-np", 1, "-c", 2304, *args, cache=cache, log=tmp_path / "log",
                              LLAMA_ARG_CACHE_RAM=0) as server:
             # A page of text three times over: what comes is certain, as long as the cache is.
-            tokens = server.tokens(host.document(1000) * 6)
+            tokens = server.tokens(host.document(1000) * 11)
             steps = [server.follow(tokens[:n - 4], 8) for n in edges]
             assert server.stop() == 0
             return steps

@@ -137,3 +137,17 @@ def test_bytes_are_those_of_the_format(stats, programs):
     low, high = (BYTES_PER_TOKEN * (rows + (n - rows) * bits / 16) for rows in f16)
     # Memory is taken in slabs of each size of page, and the last one of each is not full.
     assert 0.99 * low <= figures["stored_bytes"] <= 1.03 * high + (3 << 19)
+
+
+def test_the_fullest_moment_and_the_end_are_both_told(programs, tmp_path):
+    with programs.server("-np", 1, "-c", 2048, "--slot-save-path", tmp_path, cache=DEFAULT, log=tmp_path / "log",
+                         LLAMA_ARG_CACHE_RAM=0, KVTAMP_STATS=tmp_path / "stats.json") as server:
+        assert server.complete(host.document(3500), 1)["tokens_evaluated"] > 512
+        server.slot(0, "erase")
+        server.complete(PROMPT, 1)  # what lies beyond its 256 cells is known to be gone
+        assert server.stop() == 0
+        stats = json.loads((tmp_path / "stats.json").read_text())
+        assert stats["at_end"]["cells_used"] <= 256 < 512 < stats["cells_used"]
+        assert stats["at_end"]["stored_bytes"] < stats["stored_bytes"]
+        summary, = host.lines_with(server.log(), "kvtamp: KVTAMP (", "tokens written")
+        assert "that was the fullest, at the end 256 cells in use" in summary

@@ -14,7 +14,7 @@ def subject(request, other_model, tmp_path_factory):
     return programs, test_greedy.follow_all(programs, folder, [N_TOKENS] * test_greedy.N_SEQUENCES)
 
 
-@pytest.mark.parametrize("n_slots, unified", test_greedy.SHAPES)
+@pytest.mark.parametrize("n_slots, unified", test_greedy.ALL_SHAPES)
 def test_token_for_token(subject, tmp_path, n_slots, unified):
     programs, cases = subject
     test_greedy.check(programs, cases, n_slots, unified, N_TOKENS, tmp_path / "log")

@@ -60,6 +60,8 @@ def test_the_answer_is_the_same(logs):
     assert logs[0].out == logs[1].out and "Paris" in logs[1].out
 
 
-def test_we_say_nothing_but_the_summary(logs):
+def test_we_say_what_is_stored_and_the_summary(logs):
     lines = logs[1].lines("kvtamp: ")
-    assert len(lines) == 1 and "tokens written" in lines[0]
+    assert len(lines) == 2, lines
+    assert lines[0] == f"kvtamp: KV cache of 1024 cells; layers 0-{N_LAYERS - 1} stored as k4v4"
+    assert "tokens written" in lines[1]

@@ -32,10 +32,10 @@ def shift_for_long(programs, tmp_path, cache, n):
         assert server.stop() == 0
 
 
-# The f16 cache for as long, and a model with windows: test_server_cases_models.py
-@pytest.mark.parametrize("cache, n", [("f16", 800), (DEFAULT, 2000)])
-def test_text_stays_text_over_many_shifts(programs, tmp_path, cache, n):
-    shift_for_long(programs, tmp_path, cache, n)
+# 2000 tokens, and a model with windows: test_server_cases_models.py
+@BOTH
+def test_text_stays_text_over_many_shifts(programs, tmp_path, cache):
+    shift_for_long(programs, tmp_path, cache, 800)
 
 
 def test_as_the_host_before_and_after_the_first_shift(programs, tmp_path):

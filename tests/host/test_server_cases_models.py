@@ -9,8 +9,9 @@ from host import DEFAULT, HOST
 from test_server_cases import BOTH, shift_for_long
 
 
-def test_text_stays_text_in_f16(programs, tmp_path):
-    shift_for_long(programs, tmp_path, "f16", 2000)
+@BOTH
+def test_text_stays_text_over_very_many_shifts(programs, tmp_path, cache):
+    shift_for_long(programs, tmp_path, cache, 2000)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@
 #include "base/version.h"
 #include "control/stats.h"
 #include "cpu/cpu.h"
+#include "store/cache.h"
 #include "tools/kvtamp/amx.h"
 #include "tools/kvtamp/cli.h"
 #include "tools/kvtamp/layout.h"
@@ -184,17 +185,17 @@ Result<double> CodedBytes(const LayerLayout& layer, const codec::Pair& type,
   return bits / 8;
 }
 
-// "0-3,7"
-std::string LayerList(const std::vector<std::uint32_t>& layers) {
-  std::string text;
-  for (std::size_t i = 0; i < layers.size();) {
-    std::size_t j = i;
-    while (j + 1 < layers.size() && layers[j + 1] == layers[j] + 1) ++j;
-    text += (text.empty() ? "" : ",") + std::to_string(layers[i]);
-    if (j > i) text += "-" + std::to_string(layers[j]);
-    i = j + 1;
-  }
-  return text;
+// Why the store cannot hold a layer, in the words of the load; empty if it can.
+std::string WhyNotStored(const LayerLayout& layer, const codec::Pair& type,
+                         const control::Settings& settings) {
+  const store::Options options{settings.page_size, settings.n_sink, settings.residual_length};
+  store::Cache cache(options, 1, settings.page_size);
+  Status s = cache.AddLayer(layer.layer, static_cast<std::uint32_t>(layer.elements_k()),
+                            static_cast<std::uint32_t>(layer.elements_v()), type);
+  if (s.ok()) s = cache.SetHeads(layer.layer, layer.n_head_kv);
+  const std::string prefix = "layer " + std::to_string(layer.layer) + ": ";
+  return s.ok() || !s.message().starts_with(prefix) ? s.message()
+                                                    : s.message().substr(prefix.size());
 }
 
 Json CheckModel(const std::string& file, const control::Settings* settings, Report& report) {
@@ -225,6 +226,7 @@ Json CheckModel(const std::string& file, const control::Settings* settings, Repo
   struct Group {
     LayerLayout shape;
     codec::Pair type;
+    std::string why;  // it stays uncompressed
     std::vector<std::uint32_t> layers;
     double logical = 0, coded = 0;  // bytes per token, all its layers
   };
@@ -235,19 +237,25 @@ Json CheckModel(const std::string& file, const control::Settings* settings, Repo
     const codec::Pair type =
         settings == nullptr ? codec::Pair{} : settings->TypeOfLayer(layer.layer);
     const double f16 = 2.0 * static_cast<double>(layer.elements_k() + layer.elements_v());
+    std::string why = layer.why_plain;
+    if (why.empty() && settings != nullptr) why = WhyNotStored(layer, type, *settings);
+    const bool stored = why.empty();
     const Result<double> bytes =
-        CodedBytes(layer, type, settings == nullptr ? 64 : settings->page_size);
-    if (!bytes.ok()) {
-      report.Add("model.cache", Verdict::kFail,
-                 fmt::format("layer {}: {}", layer.layer, bytes.status().message()),
-                 "choose another cache.type; `kvtamp formats` lists them");
+        stored ? CodedBytes(layer, type, settings == nullptr ? 64 : settings->page_size) : f16;
+    // A group that does not divide the heads was the user's choice.
+    if (!bytes.ok() || (!stored && layer.why_plain.empty() && (type.k.group | type.v.group) != 0)) {
+      report.Add(
+          "model.cache", Verdict::kFail,
+          fmt::format("layer {}: {}", layer.layer, bytes.ok() ? why : bytes.status().message()),
+          "choose another cache.type; `kvtamp formats` lists them");
       return j;
     }
     auto it = std::find_if(groups.begin(), groups.end(), [&](const Group& g) {
       return g.shape.n_head_kv == layer.n_head_kv && g.shape.head_size_k == layer.head_size_k &&
-             g.shape.head_size_v == layer.head_size_v && g.shape.swa == layer.swa && g.type == type;
+             g.shape.head_size_v == layer.head_size_v && g.shape.swa == layer.swa &&
+             g.type == type && g.why == why;
     });
-    if (it == groups.end()) it = groups.insert(groups.end(), Group{layer, type, {}});
+    if (it == groups.end()) it = groups.insert(groups.end(), Group{layer, type, why, {}});
     it->layers.push_back(layer.layer);
     it->logical += f16;
     it->coded += bytes.value();
@@ -258,6 +266,8 @@ Json CheckModel(const std::string& file, const control::Settings* settings, Repo
                       {"head_size_k", layer.head_size_k},
                       {"head_size_v", layer.head_size_v},
                       {"swa", layer.swa},
+                      {"stored", stored},
+                      {"why_not_stored", why},
                       {"format_k", codec::FormatName(type.k)},
                       {"format_v", codec::FormatName(type.v)},
                       {"logical_bytes_per_token", f16},
@@ -268,15 +278,21 @@ Json CheckModel(const std::string& file, const control::Settings* settings, Repo
   j["coded_bytes_per_token"] = coded;
 
   for (const Group& g : groups) {
-    report.Add(
-        "model.layers", Verdict::kOk,
-        fmt::format(
-            "layers {}: {} KV heads, K {}{}{}; K {}, V {}: {:.0f} B a token in f16, {:.0f} B coded",
-            LayerList(g.layers), g.shape.n_head_kv, g.shape.head_size_k,
-            g.shape.head_size_v == 0 ? " (MLA, V is part of K)"
-                                     : fmt::format(", V {}", g.shape.head_size_v),
-            g.shape.swa ? fmt::format(", sliding window of {}", model.n_swa) : "",
-            codec::FormatName(g.type.k), codec::FormatName(g.type.v), g.logical, g.coded));
+    const std::string shape =
+        fmt::format("layers {}: {} KV heads, K {}{}{}", control::RangesText(g.layers),
+                    g.shape.n_head_kv, g.shape.head_size_k,
+                    g.shape.head_size_v == 0 ? " (MLA, V is part of K)"
+                                             : fmt::format(", V {}", g.shape.head_size_v),
+                    g.shape.swa ? fmt::format(", sliding window of {}", model.n_swa) : "");
+    if (g.why.empty()) {
+      report.Add("model.layers", Verdict::kOk,
+                 fmt::format("{}; K {}, V {}: {:.0f} B a token in f16, {:.0f} B coded", shape,
+                             codec::FormatName(g.type.k), codec::FormatName(g.type.v), g.logical,
+                             g.coded));
+    } else {
+      report.Add("model.not_compressed", Verdict::kWarn,
+                 fmt::format("{}: {:.0f} B a token stay as they are: {}", shape, g.logical, g.why));
+    }
   }
   std::string text =
       fmt::format("{:.1f} KiB a token in f16, {:.1f} KiB in full coded pages: {:.2f}x smaller",
@@ -291,12 +307,21 @@ Json CheckModel(const std::string& file, const control::Settings* settings, Repo
       text += fmt::format(", about {:.2f}x at {} tokens", n * logical / stored, n);
     }
   }
-  report.Add("model.cache", Verdict::kOk, text + " (sinks, window and open page in f16)");
+  report.Add("model.cache", Verdict::kOk, text + " (sinks, window and open page in f16)",
+             "this holds with flash attention on and -ctk, -ctv at f16; the log says at load what "
+             "is so, in the "
+             "lines \"kvtamp: KV cache of ...\"");
+  if (model.architecture == "t5") {
+    report.Add(
+        "model.not_compressed", Verdict::kWarn,
+        "the encoder attends without the cache, for which the host turns flash attention, and "
+        "so compression, off unless -fa on is given");
+  }
 
   if (model.n_recurrent > 0) {
-    report.Add("model.not_compressed", Verdict::kWarn,
-               fmt::format("{} layers have recurrent state, which stays as the host keeps it",
-                           model.n_recurrent));
+    report.Add(
+        "model.not_compressed", Verdict::kWarn,
+        fmt::format("{} layers have recurrent state: as the host keeps it", model.n_recurrent));
   }
   if (model.n_shared > 0) {
     report.Add("model.layers", Verdict::kOk,

@@ -112,6 +112,17 @@ std::uint32_t KnownPattern(const std::string& architecture) {
   return 0;
 }
 
+// Why the host attends a layer by its own code, which then is not compressed; empty where it leaves
+// that to us. What the plug-in says at load tells the same (tests/host/test_archs.py).
+std::string WhyPlain(const File& file, const std::string& architecture, const std::string& blk) {
+  if (architecture == "grok") return "the host turns flash attention off for this architecture";
+  if (file.HasTensorStarting(blk + "indexer.") ||
+      file.HasTensorStarting(blk + "attn_compressor_")) {
+    return "sparse attention: the host itself picks the tokens and attends them";
+  }
+  return "";
+}
+
 }  // namespace
 
 std::uint64_t ModelLayout::elements() const {
@@ -165,7 +176,8 @@ Result<ModelLayout> ReadLayout(const std::string& gguf) {
   const std::uint32_t key_swa = file.Number(p + "attention.key_length_swa", key);
   const std::uint32_t value_swa = file.Number(p + "attention.value_length_swa", value);
   const std::uint32_t lora = file.Number(p + "attention.kv_lora_rank");
-  model.mla = lora > 0;
+  model.mla = lora > 0 && file.Number(p + "attention.key_length_mla") > 0;
+  const auto recurrent = file.Numbers(p + "attention.recurrent_layers");
 
   const std::string pattern_key = p + "attention.sliding_window_pattern";
   const auto pattern = file.Numbers(pattern_key);
@@ -176,14 +188,16 @@ Result<ModelLayout> ReadLayout(const std::string& gguf) {
 
   for (std::uint32_t il = 0; il < model.n_layer; ++il) {
     const std::string blk = "blk." + std::to_string(il) + ".";
-    if (file.HasTensorStarting(blk + "ssm_") || file.HasTensorStarting(blk + "time_mix_") ||
-        file.HasTensorStarting(blk + "shortconv.")) {
-      ++model.n_recurrent;
-      if (!file.HasTensorStarting(blk + "attn_k") && !file.HasTensorStarting(blk + "attn_qkv") &&
-          !file.HasTensorStarting(blk + "attn_kv")) {
-        continue;
-      }
-    }
+    const std::uint32_t heads = At(n_head_kv, il, At(n_head, il, 0));
+    const bool state = file.HasTensorStarting(blk + "ssm_") ||
+                       file.HasTensorStarting(blk + "time_mix_") ||
+                       file.HasTensorStarting(blk + "shortconv.");
+    // Recurrent without weights of a state's own: its attention weights are of linear attention.
+    const bool linear = !state && At(recurrent, il, 0) != 0;
+    model.n_recurrent += state || linear;
+    if (heads == 0 || linear) continue;
+    // Other linear attention has weights of attention's names too, but not for the output.
+    if (file.HasTensorStarting("blk.") && !file.HasTensorStarting(blk + "attn_output")) continue;
     LayerLayout layer;
     layer.layer = il;
     if (model.n_swa > 0) {
@@ -194,7 +208,7 @@ Result<ModelLayout> ReadLayout(const std::string& gguf) {
       layer.n_head_kv = 1;
       layer.head_size_k = lora + file.Number(p + "rope.dimension_count");
     } else {
-      layer.n_head_kv = At(n_head_kv, il, At(n_head, il, 0));
+      layer.n_head_kv = heads;
       layer.head_size_k = layer.swa ? key_swa : key;
       layer.head_size_v = layer.swa ? value_swa : value;
       // The weights know best.
@@ -207,6 +221,7 @@ Result<ModelLayout> ReadLayout(const std::string& gguf) {
         layer.head_size_v = rows_v / layer.n_head_kv;
       }
     }
+    layer.why_plain = WhyPlain(file, model.architecture, blk);
     const bool shared = model.n_shared > 0 && il + model.n_shared >= model.n_layer;
     if (!shared && layer.n_head_kv > 0 && layer.head_size_k > 0) model.layers.push_back(layer);
   }

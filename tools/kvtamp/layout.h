@@ -18,6 +18,7 @@ struct LayerLayout {
   std::uint32_t head_size_k = 0;
   std::uint32_t head_size_v = 0;  // 0: V is a view of K (MLA)
   bool swa = false;               // attends a sliding window
+  std::string why_plain;          // the host attends it without us; empty: we do
   std::uint64_t elements_k() const { return std::uint64_t{n_head_kv} * head_size_k; }
   std::uint64_t elements_v() const { return std::uint64_t{n_head_kv} * head_size_v; }
 };

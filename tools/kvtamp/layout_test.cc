@@ -77,6 +77,7 @@ TEST(Layout, WeightsOverruleTheArithmetic) {
     Basics(gguf, "llama", 1);
     AddTensor(gguf, tensors, "blk.0.attn_k.weight", 576, 3 * 96);
     AddTensor(gguf, tensors, "blk.0.attn_v.weight", 576, 3 * 48);
+    AddTensor(gguf, tensors, "blk.0.attn_output.weight", 576, 576);
   });
   const ModelLayout model = file.Read();
   ASSERT_EQ(model.layers.size(), 1u);
@@ -121,13 +122,41 @@ TEST(Layout, MultiHeadLatentAttention) {
   const TempModel file([](gguf_context* gguf, ggml_context*) {
     Basics(gguf, "deepseek2", 2);
     gguf_set_val_u32(gguf, "deepseek2.attention.kv_lora_rank", 512);
+    gguf_set_val_u32(gguf, "deepseek2.attention.key_length_mla", 192);
     gguf_set_val_u32(gguf, "deepseek2.rope.dimension_count", 64);
   });
-  const ModelLayout model = file.Read();
+  ModelLayout model = file.Read();
   EXPECT_TRUE(model.mla);
   EXPECT_EQ(model.layers[0].n_head_kv, 1u);
   EXPECT_EQ(model.layers[0].head_size_k, 576u);
   EXPECT_EQ(model.layers[0].head_size_v, 0u);
+
+  const TempModel unfolded([](gguf_context* gguf, ggml_context*) {
+    Basics(gguf, "minicpm3", 2);
+    gguf_set_val_u32(gguf, "minicpm3.attention.kv_lora_rank", 512);
+  });
+  model = unfolded.Read();
+  EXPECT_FALSE(model.mla);
+  EXPECT_EQ(model.layers[0].n_head_kv, 3u);
+  EXPECT_EQ(model.layers[0].head_size_v, 64u);
+}
+
+TEST(Layout, WhatTheHostAttendsItself) {
+  const TempModel sparse([](gguf_context* gguf, ggml_context* tensors) {
+    Basics(gguf, "deepseek4", 3);
+    for (const char* blk : {"blk.0.", "blk.1.", "blk.2."})
+      AddTensor(gguf, tensors, std::string(blk) + "attn_output_a.weight", 8, 8);
+    AddTensor(gguf, tensors, "blk.1.indexer.proj.weight", 8, 8);
+    AddTensor(gguf, tensors, "blk.2.attn_compressor_kv.weight", 8, 8);
+  });
+  ModelLayout model = sparse.Read();
+  ASSERT_EQ(model.layers.size(), 3u);
+  EXPECT_EQ(model.layers[0].why_plain, "");
+  EXPECT_NE(model.layers[1].why_plain.find("sparse"), std::string::npos);
+  EXPECT_NE(model.layers[2].why_plain.find("sparse"), std::string::npos);
+
+  const TempModel grok([](gguf_context* gguf, ggml_context*) { Basics(gguf, "grok", 1); });
+  EXPECT_NE(grok.Read().layers[0].why_plain.find("flash attention"), std::string::npos);
 }
 
 TEST(Layout, LayersWithoutACache) {
@@ -138,6 +167,7 @@ TEST(Layout, LayersWithoutACache) {
     AddTensor(gguf, tensors, "blk.0.ssm_in.weight", 8, 8);
     AddTensor(gguf, tensors, "blk.2.ssm_in.weight", 8, 8);
     AddTensor(gguf, tensors, "blk.1.attn_k.weight", 576, 128);
+    AddTensor(gguf, tensors, "blk.1.attn_output.weight", 576, 576);
   });
   ModelLayout model = hybrid.Read();
   EXPECT_EQ(model.n_recurrent, 2u);
