@@ -141,6 +141,42 @@ TEST_F(CacheTest, FinalWidthsFromInt8LoseLittle) {
   EXPECT_GT(error[1], 0.99 * error[0]);
 }
 
+// Heads of one layer with bits of their own.
+TEST_F(CacheTest, EachHeadHasItsFormat) {
+  const auto make = [&](std::vector<codec::Pair> heads) {
+    cache = std::make_unique<Cache>(Options{}, 1, 1024);
+    EXPECT_TRUE(cache->AddLayer(0, kEmbd, kEmbd, Type("k3v3"), std::move(heads)).ok());
+    return cache->SetHeads(0, kHeads);
+  };
+  ASSERT_TRUE(make({Type("k2v4"), Type("k5.5v2"), Type("k8v8")}).ok());
+  for (std::uint32_t c = 0; c < 512; ++c) Put(c);
+  Seal();
+  double error[2][kHeads] = {};
+  std::vector<half_t> row(kEmbd);
+  for (std::uint64_t c = 4; c < 384; ++c) {
+    for (Side side : {Side::kK, Side::kV}) {
+      const int s = static_cast<int>(side);
+      ASSERT_TRUE(cache->Read(0, side, c, row.data()));
+      for (std::uint32_t i = 0; i < kEmbd; ++i) {
+        const double d = HalfToFloat(row[i]) - HalfToFloat(truth[{s, c}][i]);
+        error[s][i / kDim] += d * d / (380 * kDim);
+      }
+    }
+  }
+  EXPECT_NEAR(error[0][0], 0.09, 0.04);
+  EXPECT_LT(error[0][1], 0.002);
+  EXPECT_LT(error[0][2], 1e-4);
+  EXPECT_NEAR(error[1][0], 0.007, 0.002);
+  EXPECT_NEAR(error[1][1], 0.079, 0.01);
+  EXPECT_LT(error[1][2], 1e-4);
+  const StreamBytes b = Sum();
+  const double bits = static_cast<double>(b.coded[0] + b.coded[1]) * 8 / (512 * kEmbd);
+  EXPECT_NEAR(bits, ((2 + 4 + 5.5 + 2 + 8 + 8) / 3.0 * 448 + 16 * 64) / 512, 0.3);
+
+  EXPECT_EQ(make({Type("k2v4")}).code(), Code::kUnsupported);  // a profile of another model
+  EXPECT_EQ(make({Type("f16"), Type("k3v3"), Type("k3v3")}).code(), Code::kUnsupported);
+}
+
 TEST_F(CacheTest, ReadBeforeHeadsAreKnown) {
   cache = std::make_unique<Cache>(Options{}, 1, 1024);
   ASSERT_TRUE(cache->AddLayer(0, kEmbd, kEmbd, Type("k4v4")).ok());

@@ -82,6 +82,49 @@ def test_the_device_is_listed(programs):
     assert "KVTAMP: compressed KV cache" in result.out + result.err
 
 
+# --- Profiles ------------------------------------------------------------------------------------
+
+def profile(tmp_path, heads):
+    """Of SmolLM2's shape: the first head of layer 3 is worth more than all others."""
+    layers = [f"[[layer]]\nindex = {i}\nhead_size_k = 64\nhead_size_v = 64\n"
+              f"k = {[0.1 if (i, h) == (3, 0) else 1e-4 for h in range(heads)]}\nv = {[1e-4] * heads}\n"
+              for i in range(30)]
+    path = tmp_path / "profile.toml"
+    path.write_text('version = 1\nmodel = "test"\n' + "\n".join(layers))
+    return path
+
+
+def stored(programs, tmp_path, **settings):
+    stats = tmp_path / "stats.json"
+    result = programs.complete(host.document(5000), 4, cache="k2.5v2.5", KVTAMP_STATS=stats, **settings)
+    figures = json.loads(stats.read_text())
+    return [layer["stored_bytes"] for layer in figures["caches"][0]["layers"]], figures, result
+
+
+def test_a_profile_moves_bits_where_they_matter(programs, tmp_path):
+    even, _, _ = stored(programs, tmp_path)
+    shared, figures, _ = stored(programs, tmp_path, KVTAMP_CACHE_PROFILE=profile(tmp_path, 3))
+    assert shared[3] > 1.1 * even[3]
+    assert sum(shared) == pytest.approx(sum(even), rel=0.01)
+    assert figures["warnings"] == [] and figures["fallback_ops"] == []
+
+
+def test_a_profile_of_another_model_is_said(programs, tmp_path):
+    result = programs.complete("Hello", 4, cache="k2.5v2.5", KVTAMP_CACHE_PROFILE=profile(tmp_path, 2))
+    assert result.lines("kvtamp", "a profile of 2 KV heads for a layer that has 3")
+
+
+def test_sensitivity_says_what_is_wrong(programs, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("Too short.")
+    result = kvtamp(programs, "sensitivity", "-m", programs.model, "-f", text, "-o", tmp_path / "p.toml")
+    assert result.code == 1 and "tokens" in result.err
+    result = kvtamp(programs, "sensitivity", "-m", programs.model, "-f", text, "-o", tmp_path / "p.toml",
+                    "-c", 256, "--scored", 250)
+    assert result.code == 2 and "--scored" in result.err
+    assert not (tmp_path / "p.toml").exists()
+
+
 # --- The figures ---------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module", params=["f16", "k8v8", DEFAULT])
