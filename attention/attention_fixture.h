@@ -255,6 +255,10 @@ class World {
         shape.budget = std::min(dim * 8, (centibits * dim + 200) / 400 * 4);
         shape.weighted = true;
       }
+      if (coding == codec::Coding::kRows) {
+        shape.format = {codec::Levels::kInt, 5, codec::Axis::kToken, false, h % 2 == 0, 1};
+        shape.group = dim;
+      }
       if (coding == codec::Coding::kVTrellis)
         shape.rate8 = codec::TrellisRate8(shape_.page_size, dim, centibits);
       layout.Add(coding, shape);

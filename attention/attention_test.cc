@@ -84,8 +84,10 @@ class EveryIsa : public testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(Isa, EveryIsa, testing::ValuesIn(cpu::AvailableIsas()),
                          [](const auto& info) { return info.param; });
 
-const std::vector<Coding> kAllK = {Coding::kF16, Coding::kKInt8, Coding::kKInt4, Coding::kKPlanes};
-const std::vector<Coding> kAllV = {Coding::kF16, Coding::kVInt8, Coding::kVLm4, Coding::kVTrellis};
+const std::vector<Coding> kAllK = {Coding::kF16, Coding::kKInt8, Coding::kKInt4, Coding::kKPlanes,
+                                   Coding::kRows};
+const std::vector<Coding> kAllV = {Coding::kF16, Coding::kVInt8, Coding::kVLm4, Coding::kVTrellis,
+                                   Coding::kRows};
 
 TEST_P(EveryIsa, EachCodingAndPageSize) {
   for (const std::uint32_t n_tok : {1u, 24u}) {

@@ -42,6 +42,7 @@ struct DecodeScratchLayout {
   KPlanes planes;
   float* gathered;      // [kHeadsAtOnce, entries]
   std::int8_t* levels;  // of V's trellis
+  half_t* halves;       // a page of kRows, decoded
 
   DecodeScratchLayout(Arena& arena, const Layer& layer, std::uint32_t rows) {
     const std::uint32_t dk = RoundUp(layer.dim_k, 16), dv = RoundUp(layer.dim_v, 16);
@@ -63,6 +64,7 @@ struct DecodeScratchLayout {
     planes = KPlanes(arena, layer);
     gathered = arena.Take<float>(std::size_t{kHeadsAtOnce} * entries);
     levels = arena.Take<std::int8_t>(std::size_t{dv} * layer.page_size);
+    halves = arena.Take<half_t>(std::size_t{std::max(dk, dv)} * layer.page_size);
   }
 };
 
@@ -142,10 +144,16 @@ HWY_INLINE void Scores(const Layer& layer, const Page& page, const Page* next,
     return;
   }
   const std::uint8_t* k = page.k;
-  const bool coded = page.k_layout != nullptr;
+  const bool rows = HasRows(page.k_layout, head_kv);
+  const bool coded = page.k_layout != nullptr && !rows;
   codec::Coding coding = codec::Coding::kF16;
-  std::ptrdiff_t ahead = AheadK(page, next);
-  if (coded) {
+  std::ptrdiff_t ahead = rows ? 0 : AheadK(page, next);
+  std::size_t stride = std::size_t{layer.n_head_kv} * layer.dim_k;
+  if (rows) {
+    KHalves(layer, page, head_kv, s.halves);
+    k = reinterpret_cast<const std::uint8_t*>(s.halves);
+    stride = layer.dim_k;
+  } else if (coded) {
     const codec::SideLayout::Head& block = page.k_layout->heads[head_kv];
     coding = block.coding;
     k += block.offset;
@@ -161,31 +169,31 @@ HWY_INLINE void Scores(const Layer& layer, const Page& page, const Page* next,
     k += std::size_t{head_kv} * layer.dim_k * sizeof(half_t);
   }
   for (std::uint32_t i = 0; i < active.n; i += kHeadsAtOnce) {
-    const std::uint8_t* rows = active.row + i;
+    const std::uint8_t* active_rows = active.row + i;
     if (coded) {
       switch (std::min(kHeadsAtOnce, active.n - i)) {
         case 1:
-          ScoreCoded<1>(layer, page, coding, k, ahead, s, rows);
+          ScoreCoded<1>(layer, page, coding, k, ahead, s, active_rows);
           break;
         case 2:
-          ScoreCoded<2>(layer, page, coding, k, ahead, s, rows);
+          ScoreCoded<2>(layer, page, coding, k, ahead, s, active_rows);
           break;
         case 3:
-          ScoreCoded<3>(layer, page, coding, k, ahead, s, rows);
+          ScoreCoded<3>(layer, page, coding, k, ahead, s, active_rows);
           break;
         default:
-          ScoreCoded<4>(layer, page, coding, k, ahead, s, rows);
+          ScoreCoded<4>(layer, page, coding, k, ahead, s, active_rows);
       }
     } else {
       const float* q[kHeadsAtOnce];
       float* out[kHeadsAtOnce];
       const std::uint32_t n = std::min(kHeadsAtOnce, active.n - i);
       for (std::uint32_t h = 0; h < n; ++h) {
-        q[h] = s.q + std::size_t{rows[h]} * dk;
-        out[h] = s.score + std::size_t{rows[h]} * codec::kMaxPageSize;
+        q[h] = s.q + std::size_t{active_rows[h]} * dk;
+        out[h] = s.score + std::size_t{active_rows[h]} * codec::kMaxPageSize;
       }
-      F16Scores(reinterpret_cast<const half_t*>(k), std::size_t{layer.n_head_kv} * layer.dim_k,
-                layer.dim_k, page.rows, n, q, ahead / std::ptrdiff_t{sizeof(half_t)}, out);
+      F16Scores(reinterpret_cast<const half_t*>(k), stride, layer.dim_k, page.rows, n, q,
+                ahead / std::ptrdiff_t{sizeof(half_t)}, out);
     }
     ahead = 0;  // once is enough
   }
@@ -292,10 +300,17 @@ HWY_INLINE void Accumulate(const Layer& layer, const Page& page, const Page* nex
                            const Active& active) {
   if (page.v == nullptr) return;
   const std::uint32_t dv = RoundUp(layer.dim_v, 16);
-  const bool coded = page.v_layout != nullptr;
-  std::ptrdiff_t ahead = AheadV(page, next);
+  const bool halves = HasRows(page.v_layout, head_kv);
+  const bool coded = page.v_layout != nullptr && !halves;
+  std::ptrdiff_t ahead = halves ? 0 : AheadV(page, next);
   VCodes codes{};
-  if (coded) {
+  const auto* f16 = reinterpret_cast<const half_t*>(page.v) + std::size_t{head_kv} * layer.dim_v;
+  std::size_t stride = std::size_t{layer.n_head_kv} * layer.dim_v;
+  if (halves) {
+    VHalves(layer, page, head_kv, s.halves);
+    f16 = s.halves;
+    stride = layer.dim_v;
+  } else if (coded) {
     const codec::SideLayout::Head& block = page.v_layout->heads[head_kv];
     const std::uint8_t* v = page.v + block.offset;
     codes = {v, block.coding, v + block.scales};
@@ -334,8 +349,7 @@ HWY_INLINE void Accumulate(const Layer& layer, const Page& page, const Page* nex
         p[h] = s.score + std::size_t{rows[h]} * codec::kMaxPageSize;
         acc[h] = s.acc + std::size_t{rows[h]} * dv;
       }
-      F16Accumulate(reinterpret_cast<const half_t*>(page.v) + std::size_t{head_kv} * layer.dim_v,
-                    std::size_t{layer.n_head_kv} * layer.dim_v, layer.dim_v, page.rows, n, p,
+      F16Accumulate(f16, stride, layer.dim_v, page.rows, n, p,
                     ahead / std::ptrdiff_t{sizeof(half_t)}, acc, masks_differ);
     }
     ahead = 0;  // once is enough

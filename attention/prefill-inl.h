@@ -45,6 +45,7 @@ struct PrefillScratchLayout {
   half_t* mask_row;    // [kMaxPageSize]
   KPlanes planes;
   std::int8_t* levels;  // of V's trellis
+  half_t* halves;       // a page of kRows, decoded
 
   PrefillScratchLayout(Arena& arena, const Layer& layer, std::uint32_t rows) {
     const std::uint32_t lanes = RoundUp(rows, StripLanes());
@@ -67,6 +68,7 @@ struct PrefillScratchLayout {
     mask_row = arena.Take<half_t>(codec::kMaxPageSize);
     planes = KPlanes(arena, layer);
     levels = arena.Take<std::int8_t>(std::size_t{dv} * layer.page_size);
+    halves = arena.Take<half_t>(std::size_t{std::max(dk, dv)} * layer.page_size);
   }
 };
 
@@ -132,9 +134,10 @@ HWY_INLINE std::uint32_t FillTile(const Unit& unit, std::uint32_t i, const Prefi
     Tile::Part part{&page, OpenRowsOf(page, unit.job->n_kv), tile.tokens,
                     RoundUp(page.rows, std::min(32u, layer.page_size))};
     if (part.cols == 0) continue;
-    const bool k_rows = page.k != nullptr && page.k_layout == nullptr;
-    const bool v_rotated =
-        !layer.v_in_k && page.v != nullptr && page.v_layout != nullptr && layer.v_hadamard;
+    const bool k_rows =
+        page.k != nullptr && (page.k_layout == nullptr || HasRows(page.k_layout, unit.head_kv));
+    const bool v_rotated = !layer.v_in_k && page.v != nullptr && page.v_layout != nullptr &&
+                           layer.v_hadamard && !HasRows(page.v_layout, unit.head_kv);
     if (tile.n_parts > 0 &&
         (tile.tokens + part.cols > capacity || k_rows != tile.k_rows ||
          v_rotated != tile.v_rotated || page.turn != tile.turn || tile.n_parts == kMaxTilePages)) {
@@ -162,12 +165,18 @@ HWY_INLINE void DecodeTile(const Unit& unit, const Tile& tile, const PrefillScra
   for (std::uint32_t i = 0; i < tile.n_parts; ++i) {
     const Tile::Part& part = tile.parts[i];
     const Page& page = *part.page;
+    const auto* keys = reinterpret_cast<const half_t*>(page.k) + std::size_t{unit.head_kv} * dk;
+    std::size_t key_stride = std::size_t{layer.n_head_kv} * dk;
+    if (page.k != nullptr && HasRows(page.k_layout, unit.head_kv)) {
+      KHalves(layer, page, unit.head_kv, s.halves);
+      keys = s.halves;
+      key_stride = dk;
+    }
     float* k = s.k + std::size_t{part.t0} * (tile.k_rows ? RoundUp(dk, 16) : dk);
     if (page.k == nullptr) {
       std::fill_n(k, std::size_t{part.cols} * dk, 0.0f);
     } else if (tile.k_rows) {
-      KTileF16(reinterpret_cast<const half_t*>(page.k) + std::size_t{unit.head_kv} * dk,
-               std::size_t{layer.n_head_kv} * dk, page.rows, part.cols, dk, k);
+      KTileF16(keys, key_stride, page.rows, part.cols, dk, k);
     } else {
       const codec::SideLayout::Head& block = page.k_layout->heads[unit.head_kv];
       const std::uint8_t* from = page.k + block.offset;
@@ -179,13 +188,14 @@ HWY_INLINE void DecodeTile(const Unit& unit, const Tile& tile, const PrefillScra
     }
     if (layer.v_in_k) {
       if (tile.k_rows)  // else the K tile serves
-        VTileF16(reinterpret_cast<const half_t*>(page.k) + std::size_t{unit.head_kv} * dk,
-                 std::size_t{layer.n_head_kv} * dk, page.rows, part.cols, dv, s.v, tile.tokens,
-                 part.t0);
+        VTileF16(keys, key_stride, page.rows, part.cols, dv, s.v, tile.tokens, part.t0);
     } else if (page.v == nullptr) {
       for (std::uint32_t c = 0; c < dv; c += 16) {
         std::fill_n(s.v + (std::size_t{c / 16} * tile.tokens + part.t0) * 16, part.cols * 16, 0.0f);
       }
+    } else if (HasRows(page.v_layout, unit.head_kv)) {
+      VHalves(layer, page, unit.head_kv, s.halves);
+      VTileF16(s.halves, dv, page.rows, part.cols, dv, s.v, tile.tokens, part.t0);
     } else if (page.v_layout == nullptr) {
       VTileF16(reinterpret_cast<const half_t*>(page.v) + std::size_t{unit.head_kv} * dv,
                std::size_t{layer.n_head_kv} * dv, page.rows, part.cols, dv, s.v, tile.tokens,

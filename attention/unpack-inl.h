@@ -11,6 +11,7 @@
 
 #include "attention/grid-inl.h"
 #include "codec/layout.h"
+#include "cpu/convert.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -18,6 +19,30 @@ namespace kvtamp::attention {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
+
+HWY_INLINE bool HasRows(const codec::SideLayout* layout, std::uint32_t head) {
+  return layout != nullptr && layout->heads[head].coding == codec::Coding::kRows;
+}
+
+// A page of one head, kRows, as f16 rows [page.rows][dim] in the model's own basis.
+HWY_NOINLINE void KHalves(const Layer& layer, const Page& page, std::uint32_t head, half_t* out) {
+  const codec::SideLayout::Head& block = page.k_layout->heads[head];
+  HWY_ALIGN float row[codec::kMaxDim];
+  for (std::uint32_t r = 0; r < page.rows; ++r) {
+    codec::DecodeRowK(
+        block.coding, block.shape, page.k + block.offset,
+        layer.k_mean == nullptr ? nullptr : layer.k_mean + std::size_t{head} * layer.dim_k, r, row);
+    cpu::FloatToHalf(row, out + std::size_t{r} * layer.dim_k, layer.dim_k);
+  }
+}
+HWY_NOINLINE void VHalves(const Layer& layer, const Page& page, std::uint32_t head, half_t* out) {
+  const codec::SideLayout::Head& block = page.v_layout->heads[head];
+  HWY_ALIGN float row[codec::kMaxDim];
+  for (std::uint32_t r = 0; r < page.rows; ++r) {
+    codec::DecodeRowV(block.coding, block.shape, page.v + block.offset, layer.v_hadamard, r, row);
+    cpu::FloatToHalf(row, out + std::size_t{r} * layer.dim_v, layer.dim_v);
+  }
+}
 
 // A page of one head, kKPlanes, ready to be multiplied. Entries are padded to a multiple of 16 with
 // ones of factor 0.

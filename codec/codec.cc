@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "codec/layout.h"
+#include "codec/rows.h"
 
 namespace kvtamp::codec {
 namespace {
@@ -106,6 +107,8 @@ PageBytes EncodedBytes(Coding coding, const PageShape& shape) {
       return {dim / shape.group * rows + blocks * rows * 8, dim / shape.group * rows};
     case Coding::kKPlanes:
       return {2 * dim + dim / 2 + rows * shape.budget / 8, 2 * dim + dim / 2};
+    case Coding::kRows:
+      return RowsBytes(shape);
     case Coding::kVTrellis:
       return {dim / shape.group * rows + std::size_t{TrellisSteps(shape)} * shape.rate8,
               dim / shape.group * rows};
@@ -120,6 +123,18 @@ PageShape ShapeOf(const Format& resolved, Side side, std::uint32_t dim, std::uin
   if (coding.value() == Coding::kKPlanes) {
     shape.budget = std::max(4u, (resolved.centibits * dim + 200) / 400 * 4);
     shape.weighted = resolved.weighted;
+  }
+  if (coding.value() == Coding::kRows) {
+    const bool fp8 = resolved.levels == Levels::kFp8E4m3 || resolved.levels == Levels::kFp8E5m2;
+    shape.format = {
+        resolved.levels,
+        static_cast<std::uint8_t>(resolved.centibits / 100),
+        resolved.axis,
+        resolved.sym || fp8 || resolved.levels == Levels::kLm,
+        resolved.hadamard,
+        static_cast<std::uint16_t>(std::min<std::uint32_t>(resolved.outliers, dim / 2))};
+    if (resolved.axis == Axis::kChannel && (shape.group == 0 || rows % shape.group != 0))
+      shape.group = rows;
   }
   if (coding.value() == Coding::kVTrellis)
     shape.rate8 = TrellisRate8(rows, dim, resolved.centibits);
@@ -163,6 +178,8 @@ float VScale(std::uint8_t k) { return VScaleTable()[k]; }
 
 void DecodeRowK(Coding coding, const PageShape& shape, const std::uint8_t* page, const float* mean,
                 std::uint32_t row, float* out) {
+  if (coding == Coding::kRows)
+    return DecodeRowsRow(shape, page, mean, shape.format.hadamard, row, out);
   const std::uint8_t* codes = page + EncodedBytes(coding, shape).scales;
   std::uint32_t planes_code[kMaxDim] = {};
   if (coding == Coding::kKPlanes) {
@@ -192,6 +209,8 @@ void DecodeRowK(Coding coding, const PageShape& shape, const std::uint8_t* page,
 
 void DecodeRowV(Coding coding, const PageShape& shape, const std::uint8_t* page, bool hadamard,
                 std::uint32_t row, float* out) {
+  if (coding == Coding::kRows)
+    return DecodeRowsRow(shape, page, nullptr, shape.format.hadamard, row, out);
   const std::uint8_t* codes = page + EncodedBytes(coding, shape).scales;
   for (std::uint32_t c = 0; c < shape.dim; ++c) {
     const float scale = VScale(page[c / shape.group * shape.rows + row]);

@@ -62,6 +62,16 @@ inline constexpr std::int8_t kLm4Levels[16] = {-127, -96, -75, -58, -44, -31, -1
 // up to 2.5) and at 3 (used above).
 const std::int8_t* TrellisLevels(std::uint32_t rate8);  // [256]
 
+// kRows: how its codes are made.
+struct RowsFormat {
+  Levels levels = Levels::kInt;
+  std::uint8_t bits = 0;
+  Axis axis = Axis::kToken;
+  bool sym = false, hadamard = false;
+  std::uint16_t outliers = 0;
+  bool operator==(const RowsFormat&) const = default;
+};
+
 struct PageShape {
   std::uint32_t rows = 0;    // page size, in tokens
   std::uint32_t dim = 0;     // head size
@@ -69,6 +79,7 @@ struct PageShape {
   std::uint32_t budget = 0;  // kKPlanes: bits of a token's codes, a multiple of 4
   std::uint32_t rate8 = 0;   // kVTrellis: bits of eight values
   bool weighted = false;     // kKPlanes: widths differ by channel
+  RowsFormat format;         // kRows
   bool operator==(const PageShape&) const = default;
 };
 // That of a format Resolve() made.

@@ -49,7 +49,8 @@ inline constexpr KCandidate kKCandidates3[] = {{0, 1}, {-2, 3, 2}, {-4, 3, 2}, {
 inline constexpr KCandidate kKCandidates4[] = {{0, 1}, {-1, 3}, {-2, 3}, {-3, 1}};
 inline constexpr KCandidate kKCandidates5[] = {{0, 3}, {-1, 3}, {-2, 1}};
 inline constexpr KCandidate kKCandidates6[] = {{0, 3}, {1, 1}, {-1, 1}};
-inline constexpr KCandidate kKCandidates8[] = {{0, 3}, {1, 3}, {2, 1}};
+// One more on either side than is ever best at first: a decoded page covers a little more or less.
+inline constexpr KCandidate kKCandidates8[] = {{0, 3}, {1, 3}, {2, 3}, {-1, 3}, {3, 3}};
 inline std::span<const KCandidate> KCandidates(std::uint32_t bits) {
   switch (bits) {
     case 1:
@@ -73,6 +74,7 @@ inline std::span<const KCandidate> KCandidates(std::uint32_t bits) {
 // encoded again off its scale.
 inline constexpr float kKIndexSlack = 0.03f;
 
+inline constexpr int kVInt8Reach = 2;    // kVInt8: scale indices covering + 2 … covering - 2
 inline constexpr int kVCandidates = 16;  // scale indices top, top - 1, … with top = covering + 1
 
 // For kVLm4: cost[u][j] is twice the squared error of a magnitude u/2, in units of the covering

@@ -147,10 +147,10 @@ int VSearch(Coding coding, const float* x, std::uint32_t n) {
   // Nearer to zero than to the least level of the least scale.
   if (max < VScale(1) * (coding == Coding::kVLm4 ? 3.0f : 0.5f)) return 0;
   const bool lm = coding == Coding::kVLm4;
-  const int top = IndexUp(max / (lm ? 127.0f : 127.5f), 12, 17, 0) + 1;
+  const int top = IndexUp(max / (lm ? 127.0f : 127.5f), 12, 17, 0) + (lm ? 1 : kVInt8Reach);
   int best = 0;
   float least = std::numeric_limits<float>::infinity();
-  for (int i = 0; i < (lm ? kVCandidates : 3); ++i) {
+  for (int i = 0; i < (lm ? kVCandidates : 2 * kVInt8Reach + 1); ++i) {
     const int k = std::clamp(top - i, 1, 255);
     const float error = VError(coding, x, n, VScale(static_cast<std::uint8_t>(k)));
     if (error < least) {

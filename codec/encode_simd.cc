@@ -5,6 +5,7 @@
 
 #include "codec/encode.h"
 #include "codec/encode_planes.h"
+#include "codec/rows.h"
 #include "codec/trellis.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -195,11 +196,14 @@ HWY_EXPORT(EncodeVPage);
 
 void EncodeK(Coding coding, const PageShape& shape, const EncodeInput& in, const float* mean,
              std::uint8_t* out) {
+  if (coding == Coding::kRows) return EncodeRowsPage(shape, in, mean, shape.format.hadamard, out);
   HWY_DYNAMIC_DISPATCH(EncodeKPage)(coding, shape, in, mean, out);
 }
 
 void EncodeV(Coding coding, const PageShape& shape, const EncodeInput& in, bool hadamard,
              std::uint8_t* out) {
+  if (coding == Coding::kRows)
+    return EncodeRowsPage(shape, in, nullptr, shape.format.hadamard, out);
   HWY_DYNAMIC_DISPATCH(EncodeVPage)(coding, shape, in, hadamard, out);
 }
 

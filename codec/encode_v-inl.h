@@ -224,7 +224,7 @@ HWY_INLINE void SearchInt8(VBlock& b, const float* x, std::uint32_t n, std::uint
     const auto covering = IndexUp(d, hn::Mul(max, hn::Set(d, 1.0f / 127.5f)), 12.0f, 17.0f, 0.0f);
     auto best = hn::Set(di, 1);
     VV least = hn::Set(d, std::numeric_limits<float>::infinity());
-    for (int i = 1; i >= -1; --i) {
+    for (int i = kVInt8Reach; i >= -kVInt8Reach; --i) {
       const auto k =
           hn::Min(hn::Max(hn::Add(covering, hn::Set(di, i)), hn::Set(di, 1)), hn::Set(di, 255));
       const VV error = Int8Error(x + j, n, hn::GatherIndex(d, VScaleTable(), k));

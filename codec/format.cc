@@ -54,9 +54,8 @@ std::string Joined(const Names& names) {
 
 std::string ThereAre(Side side) {
   std::string all = std::string("for ") + SideName(side) + " there are " + Joined(NamesOf(side));
-  return all + (side == Side::kK ? ", with 1 to 8 bits"
-                                 : ", tcq with 1 to 5 bits, and _gN after the bits "
-                                   "(lm4_g32_pt+had) for groups of N");
+  return all + (side == Side::kK ? ", with 1 to 8 bits" : ", tcq with 1 to 5 bits") +
+         "; and, slower, the rest of the grammar of docs/formats.md";
 }
 
 std::vector<std::string_view> PairNames() {
@@ -144,55 +143,56 @@ class Words {
   std::string_view rest_;
 };
 
-// What the project's whole grammar says; it is wider than what Format can hold.
-struct Parsed {
-  Format format;
-  bool wider = false;
-};
+bool IsFp8(Levels levels) { return levels == Levels::kFp8E4m3 || levels == Levels::kFp8E5m2; }
 
-bool ParseLevels(Words& words, Parsed& p) {
-  p.format.levels = words.Eat("int") ? Levels::kInt : words.Eat("tcq") ? Levels::kTcq : Levels::kLm;
-  return p.format.levels != Levels::kLm || words.Eat("lm");
+bool ParseLevels(Words& words, Format& p) {
+  p.levels = words.Eat("int")        ? Levels::kInt
+             : words.Eat("tcq")      ? Levels::kTcq
+             : words.Eat("fp8_e4m3") ? Levels::kFp8E4m3
+             : words.Eat("fp8_e5m2") ? Levels::kFp8E5m2
+                                     : Levels::kLm;
+  return p.levels != Levels::kLm || words.Eat("lm");
 }
 
-bool ParseBits(Words& words, Parsed& p) {
+bool ParseBits(Words& words, Format& p) {
   std::uint32_t centibits = 0;
   if (!words.EatCenti(centibits) || centibits < 100 || centibits > 800) return false;
-  p.format.centibits = static_cast<std::uint16_t>(centibits);
+  p.centibits = static_cast<std::uint16_t>(centibits);
   return true;
 }
 
-bool ParseModifiers(Words& words, Parsed& p) {
+bool ParseModifiers(Words& words, Format& p) {
   bool outliers = false;
   std::uint32_t n = 0;
   while (!words.done()) {
-    if (words.EatModifier("+had", p.format.hadamard) || words.EatModifier("+mean", p.format.mean) ||
-        words.EatModifier("+qw", p.format.weighted))
+    if (words.EatModifier("+had", p.hadamard) || words.EatModifier("+mean", p.mean) ||
+        words.EatModifier("+qw", p.weighted))
       continue;
-    p.wider = true;
-    if (!words.EatModifier("+out", outliers) || !words.EatNumber(1, kMaxDim, n)) return false;
+    if (!words.EatModifier("+out", outliers) || !words.EatNumber(1, 64, n)) return false;
+    p.outliers = static_cast<std::uint16_t>(n);
   }
   return true;
 }
 
 // False: not a word of the grammar.
-bool ParseGrammar(std::string_view text, Parsed& p) {
+bool ParseGrammar(std::string_view text, Format& p) {
   if (text == "f16") return true;
   Words words(text);
-  const bool fp8 = words.Eat("fp8_e4m3") || words.Eat("fp8_e5m2");
-  p.wider = fp8;
-  if (!fp8 && !(ParseLevels(words, p) && ParseBits(words, p))) return false;
+  if (!ParseLevels(words, p)) return false;
+  const bool fp8 = IsFp8(p.levels);
+  p.centibits = 800;
+  if (!fp8 && !ParseBits(words, p)) return false;
   std::uint32_t group = 0;
-  if (!fp8 && words.Eat("_g")) {
+  if (words.Eat("_g")) {
     if (!words.EatNumber(1, kMaxDim, group)) return false;
-    p.format.group = static_cast<std::uint16_t>(group);
+    p.group = static_cast<std::uint16_t>(group);
   }
   if (words.Eat("_pc")) {
-    p.format.axis = Axis::kChannel;
-  } else if (!words.Eat("_pt") && !p.wider) {
+    p.axis = Axis::kChannel;
+  } else if (!words.Eat("_pt") && !fp8) {
     return false;  // what has a layout must say its axis: which one is better differs by side
   }
-  p.format.sym = words.Eat("_sym");
+  p.sym = words.Eat("_sym");
   return ParseModifiers(words, p);
 }
 
@@ -291,24 +291,33 @@ Status UnknownPair(std::string_view text) {
 
 Result<Format> ParseFormat(std::string_view text, Side side) {
   if (IsHostType(text)) return HostType(text, side == Side::kK ? "-ctk" : "-ctv");
-  Parsed parsed;
-  if (!ParseGrammar(text, parsed)) return UnknownFormat(text, side);
-  if (parsed.wider || !CodingOf(parsed.format, side).ok()) return NoLayout(text, side);
-  return parsed.format;
+  Format format;
+  if (!ParseGrammar(text, format)) return UnknownFormat(text, side);
+  if (!CodingOf(format, side).ok()) return NoLayout(text, side);
+  return format;
 }
 
 std::string FormatName(const Format& format) {
   if (!format.coded()) return "f16";
-  std::string name = format.levels == Levels::kInt  ? "int"
-                     : format.levels == Levels::kLm ? "lm"
-                                                    : "tcq";
-  name += Decimal(format.centibits);
+  std::string name;
+  switch (format.levels) {
+    case Levels::kFp8E4m3:
+      name = "fp8_e4m3";
+      break;
+    case Levels::kFp8E5m2:
+      name = "fp8_e5m2";
+      break;
+    default:
+      name = format.levels == Levels::kInt ? "int" : format.levels == Levels::kLm ? "lm" : "tcq";
+      name += Decimal(format.centibits);
+  }
   if (format.group != 0) name += "_g" + std::to_string(format.group);
   name += format.axis == Axis::kChannel ? "_pc" : "_pt";
   if (format.sym) name += "_sym";
   if (format.hadamard) name += "+had";
   if (format.mean) name += "+mean";
   if (format.weighted) name += "+qw";
+  if (format.outliers != 0) name += "+out" + std::to_string(format.outliers);
   return name;
 }
 
@@ -349,6 +358,17 @@ std::string PairName(const Pair& pair) {
   return "k=" + FormatName(pair.k) + " v=" + FormatName(pair.v);
 }
 
+// What kRows can hold.
+bool HasRows(const Format& format, Side side) {
+  if (format.weighted || format.levels == Levels::kTcq || (side == Side::kV && format.mean))
+    return false;
+  if (IsFp8(format.levels)) return !format.sym && format.centibits == 800;
+  const bool whole = format.centibits % 100 == 0 && format.centibits >= 100;
+  if (format.levels == Levels::kLm) return whole && format.centibits <= 600 && !format.sym;
+  return format.levels == Levels::kInt && whole && format.centibits <= 800 &&
+         !(format.sym && format.centibits == 100);
+}
+
 Result<Coding> CodingOf(const Format& format, Side side) {
   Format f = format;
   if (f == Format{}) return Coding::kF16;
@@ -372,6 +392,7 @@ Result<Coding> CodingOf(const Format& format, Side side) {
       if (f == Format{Levels::kTcq, 0, Axis::kToken}) return Coding::kVTrellis;
     }
   }
+  if (HasRows(format, side)) return Coding::kRows;
   return NoLayout(FormatName(format), side);
 }
 

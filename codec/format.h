@@ -1,13 +1,15 @@
 // What a coded K or V looks like: its name, its parameters, its true size.
 //
-//   FORMAT = "f16" | ("int" | "lm" | "tcq") BITS ["_g" N] ("_pc" | "_pt") ["_sym"] MODIFIERS
-//   MODIFIERS = ["+had"] ["+mean"] ["+qw"]
+//   FORMAT = "f16" | (("int" | "lm" | "tcq") BITS | "fp8_e4m3" | "fp8_e5m2") ["_g" N]
+//            ("_pc" | "_pt") ["_sym"] MODIFIERS
+//   MODIFIERS = ["+had"] ["+mean"] ["+qw"] ["+out" N]
 //   PAIR   = "k" BITS "v" BITS        short names that set both sides, e.g. k4v4, k2.5v2.25
 //
 // `_pc` per channel and `_pt` per token, always inside one page of one head; `lm` = Lloyd-Max
 // levels of a Gaussian; `tcq` = trellis-coded levels; `+had` = block-diagonal Hadamard over the
 // head before coding; `+mean` = the head's mean key is taken off before coding (softmax does not
-// see it); `+qw` = bits per channel weighted by the queries, BITS being their mean. BITS may be
+// see it); `+qw` = bits per channel weighted by the queries, BITS being their mean;
+// `+outN` = the N channels of largest range are kept apart in f16. BITS may be
 // fractional, to hundredths, for `+qw` and `tcq`. ParseFormat(FormatName(f)) == f for every f with
 // a layout.
 #pragma once
@@ -22,7 +24,7 @@
 namespace kvtamp::codec {
 
 enum class Side : std::uint8_t { kK, kV };
-enum class Levels : std::uint8_t { kF16, kInt, kLm, kTcq };
+enum class Levels : std::uint8_t { kF16, kInt, kLm, kTcq, kFp8E4m3, kFp8E5m2 };
 enum class Axis : std::uint8_t { kChannel, kToken };
 
 struct Format {
@@ -35,6 +37,7 @@ struct Format {
   bool hadamard = false;
   bool mean = false;
   bool weighted = false;
+  std::uint16_t outliers = 0;  // channels kept in f16
 
   bool operator==(const Format&) const = default;
   bool coded() const { return levels != Levels::kF16; }
@@ -55,6 +58,7 @@ enum class Coding : std::uint8_t {
   kVLm4 = 4,
   kKPlanes = 5,
   kVTrellis = 6,
+  kRows = 7,  // either side: what has no layout made for speed
 };
 
 // Full descriptor, e.g. "int4_pc+mean". An unknown word is an error that names the nearest known

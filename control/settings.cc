@@ -31,8 +31,8 @@ constexpr Option kOptions[] = {
     {"cache.residual_length", "", "", Kind::kInteger, "N", "64",
      "newest tokens not coded finally yet, 0 to 65536; a true window, not a buffer that is flushed "
      "whole"},
-    {"cache.residual_type", "", "", Kind::kString, "TYPE", "int8",
-     "format of the full pages of that window: int8 or f16"},
+    {"cache.residual_type", "", "", Kind::kString, "TYPE", "f16",
+     "format of the full pages of that window: f16, or int8 for a tenth of a bit less"},
     {"cache.page_size", "", "", Kind::kInteger, "N", "64", "tokens of one page: 16, 32, 64 or 128"},
     {"cache.profile", "", "", Kind::kString, "FILE", "",
      "share out the bits over KV heads by what they are worth: a file of `kvtamp sensitivity`"},

@@ -59,7 +59,7 @@ struct Settings {
   codec::Pair type;
   std::uint32_t n_sink = 0;                // 0 … 64
   std::uint32_t residual_length = 0;       // 0 … 65536 newest tokens kept: a true window
-  bool int8_window = true;                 // cache.residual_type: its full pages are int8, else f16
+  bool int8_window = false;                // cache.residual_type: its full pages are int8, else f16
   std::uint32_t page_size = 0;             // 16, 32, 64, 128
   std::vector<std::uint32_t> skip_layers;  // ascending, each once
   codec::Pair skip_type;                   // what those layers use instead of `type`

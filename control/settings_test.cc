@@ -60,11 +60,11 @@ const char* const kProfile = [] {
 
 // A value that is valid and not the default, for every row of the table.
 const std::pair<const char*, const char*> kSamples[] = {
-    {"cache.type", "f16"},          {"cache.type_k", "f16"},     {"cache.type_v", "f16"},
-    {"cache.n_sink", "7"},          {"cache.page_size", "32"},   {"cache.residual_length", "96"},
-    {"cache.residual_type", "f16"}, {"cache.profile", kProfile}, {"cache.skip_layers", "1,3"},
-    {"cache.skip_type", "f16"},     {"log.level", "info"},       {"cpu", "scalar"},
-    {"stats", "/tmp/x.json"},       {"debug.accept_ops", "1"}};
+    {"cache.type", "f16"},           {"cache.type_k", "f16"},     {"cache.type_v", "f16"},
+    {"cache.n_sink", "7"},           {"cache.page_size", "32"},   {"cache.residual_length", "96"},
+    {"cache.residual_type", "int8"}, {"cache.profile", kProfile}, {"cache.skip_layers", "1,3"},
+    {"cache.skip_type", "f16"},      {"log.level", "info"},       {"cpu", "scalar"},
+    {"stats", "/tmp/x.json"},        {"debug.accept_ops", "1"}};
 
 std::string Toml(const Option& option, const std::string& text) {
   const std::string path = option.path;

@@ -23,6 +23,7 @@ constexpr Named kBounds[] = {
     {"f16", {6e-4, 3e-5, 2e-6, false}},
     {"k8v8", {2e-2, 5e-4, 2e-6, true}},
     {"k4v4", {1.5, 6e-2, 2e-6, true}},
+    {"k2.5v2.5", {4, 0.3, 2e-6, true}},
 };
 
 }  // namespace

@@ -26,7 +26,7 @@ using namespace kvtamp::fuzz;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kOpsPerCase = 300;
-constexpr const char* kTypes[] = {"f16", "k8v8", "k4v4"};
+constexpr const char* kTypes[] = {"f16", "k8v8", "k4v4", "k2.5v2.5"};
 
 struct Flags {
   std::uint64_t seed = 0;
@@ -168,7 +168,7 @@ int main(int argc, char** argv) {
   app.add_option("--ops", flags.ops, "operations in all")->capture_default_str();
   app.add_option("--seconds", flags.seconds, "stop after this long, if not done before");
   app.add_option("--type", flags.type, "cache type")
-      ->check(CLI::IsMember({"f16", "k8v8", "k4v4", "all"}))
+      ->check(CLI::IsMember({"f16", "k8v8", "k4v4", "k2.5v2.5", "all"}))
       ->capture_default_str();
   app.add_option("--plugin", flags.plugin, "libggml-kvtamp.so")->check(CLI::ExistingFile);
   app.add_option("--replay", flags.replay, "run the case in this file");

@@ -60,10 +60,15 @@ Status Cache::SetLayouts(Layer& l) const {
     const codec::Format& format = side == Side::kK ? s.k : s.v;
     if (s.n_embd(side) == 0 || !format.coded()) continue;
     codec::Format int8{codec::Levels::kInt, 800, codec::Axis::kChannel};
-    if (side == Side::kV)
-      int8 = {codec::Levels::kInt, 800, codec::Axis::kToken, format.group, true};
     int8.mean = format.mean;
-    int8.hadamard = format.hadamard;
+    if (side == Side::kV) {
+      int8 = {codec::Levels::kInt, 800, codec::Axis::kToken, 0, true, format.hadamard};
+      if (format.axis == codec::Axis::kToken) int8.group = format.group;
+      auto resolved = codec::Resolve(int8, side, s.dim(side));
+      if (!resolved.ok()) return resolved.status();
+      int8 = resolved.value();
+      s.v_group = int8.group;
+    }
     const auto layout = [&](const codec::Format& all,
                             bool by_head) -> Result<std::shared_ptr<codec::SideLayout>> {
       auto made = std::make_shared<codec::SideLayout>();
@@ -254,7 +259,7 @@ Status Cache::Attend(std::uint32_t layer, std::span<const StreamJob> jobs,
   view.dim_v = view.v_in_k ? l->shape.v_in_k : l->shape.dim(Side::kV);
   if (view.dim_v == 0) return Status::Invalid("the layer has no values");
   view.page_size = l->shape.page_size;
-  view.v_group = l->shape.v.group;
+  view.v_group = l->shape.v_group;
   view.v_hadamard = l->shape.v.hadamard;
   view.k_mean = l->shape.k_mean.empty() ? nullptr : l->shape.k_mean.data();
   view.turn = l->shape.turn;

@@ -29,7 +29,7 @@ struct Options {
   std::uint32_t page_size = 64;
   std::uint32_t n_sink = 4;
   std::uint32_t residual_length = 64;
-  bool int8_window = true;  // full pages of the recent window are int8, else f16
+  bool int8_window = false;  // full pages of the recent window are int8, else f16
 };
 
 // One layer's share of a snapshot.

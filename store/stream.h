@@ -36,9 +36,10 @@ struct LayerShape {
   // How coded sides lie, by codec::Side: for good, and while in the recent window. Without heads:
   // they stay f16. The two may be one. Their addresses must not change once rows are written.
   std::shared_ptr<const codec::SideLayout> final[2], window[2];
-  bool k_weighted = false;           // some head's widths are
-  std::vector<float> k_weight;       // [n_embd_k] mean of q² so far; empty: nothing known
-  std::vector<float> k_mean;         // [n_embd_k], empty until the first page is sealed
+  std::uint32_t v_group = 0;    // elements per scale, where kernels ask (attention::Layer::v_group)
+  bool k_weighted = false;      // some head's widths are
+  std::vector<float> k_weight;  // [n_embd_k] mean of q² so far; empty: nothing known
+  std::vector<float> k_mean;    // [n_embd_k], empty until the first page is sealed
   std::vector<float> k_mean_before;  // that of what Clear took away
   TurnShape turn;
   std::map<std::int32_t, std::vector<float>>

@@ -1,5 +1,6 @@
 // Pages that change their format: sealing, coding again, and compaction.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -113,19 +114,33 @@ void Stream::FinishSeal(const SealTask& task) {
 
 std::vector<float> Stream::MeanKey(std::uint32_t id) const {
   const Page& p = *pages_[id];
-  std::vector<double> sum(shape_.n_embd_k, 0.0);
+  struct Channel {
+    double sum = 0;
+    float lo = 0, hi = 0;
+  };
+  std::vector<Channel> channels(shape_.n_embd_k);
   std::vector<half_t> row(shape_.n_embd_k);
   std::uint32_t n = 0;
   for (std::uint32_t r = 0; r < p.rows; ++r) {
     if (!p.live.test(r)) continue;
     ReadRow(p, Side::kK, r, row.data());
-    for (std::uint32_t c = 0; c < shape_.n_embd_k; ++c) sum[c] += HalfToFloat(row[c]);
+    for (std::uint32_t c = 0; c < shape_.n_embd_k; ++c) {
+      const float x = HalfToFloat(row[c]);
+      channels[c].sum += x;
+      channels[c].lo = n == 0 ? x : std::min(channels[c].lo, x);
+      channels[c].hi = n == 0 ? x : std::max(channels[c].hi, x);
+    }
     n++;
   }
   std::vector<float> mean(shape_.n_embd_k, 0.0f);
   for (std::uint32_t c = 0; c < shape_.n_embd_k && n > 0; ++c) {
-    // Kept in f16 precision, so that it can be written down exactly in 16 bits.
-    mean[c] = HalfToFloat(FloatToHalf(static_cast<float>(sum[c] / n)));
+    // To about the range of the page: near enough for the codes, and the same again when it is
+    // taken from rows that were decoded, as in a saved state that another cache restores. Exact in
+    // f16.
+    const Channel& ch = channels[c];
+    const float range = ch.hi - ch.lo, exact = static_cast<float>(ch.sum / n);
+    const float step = range > 0 ? std::exp2(std::ceil(std::log2(range))) : 0.0f;
+    mean[c] = HalfToFloat(FloatToHalf(step > 0 ? std::nearbyint(exact / step) * step : exact));
   }
   return mean;
 }

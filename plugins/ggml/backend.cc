@@ -290,33 +290,39 @@ bool InRpcServer() {
   return name.ends_with("rpc-server");
 }
 
-// Null refuses: the host goes on with its own cache.
+bool Start() {
+  SetLogCallback(HostLog, nullptr);
+  if (GgmlCameWithUs()) {
+    return Refuse(
+        "this program has ggml inside its own binary, which no plug-in can join; build "
+        "llama.cpp with shared libraries (-DBUILD_SHARED_LIBS=ON)");
+  }
+  if (InRpcServer()) {
+    return Refuse(
+        "an RPC server computes whole models, and this device holds a cache only: the server "
+        "goes on without it; unset GGML_BACKEND_PATH there, and use kvtamp at the client");
+  }
+  std::string note, why;
+  if (Status s = CheckHostAbi(note); !s.ok()) return Refuse(s.message());
+  std::shared_ptr<const control::Settings> settings;
+  if (!LoadInto(settings, why)) return Refuse(why + " (the plug-in is not loaded)");
+  {
+    std::lock_guard lock(g_mutex);
+    g_settings = std::move(settings);
+  }
+  if (!note.empty()) Log(LogLevel::kWarn, note);
+  std::atexit(ReportAtExit);
+  return true;
+}
+
+// Null refuses: the host goes on with its own cache. A host may ask again, with other settings, and
+// the library may have stayed in memory meanwhile.
 ggml_backend_reg_t Register() {
-  static const bool ok = [] {
-    SetLogCallback(HostLog, nullptr);
-    if (GgmlCameWithUs()) {
-      return Refuse(
-          "this program has ggml inside its own binary, which no plug-in can join; build "
-          "llama.cpp with shared libraries (-DBUILD_SHARED_LIBS=ON)");
-    }
-    if (InRpcServer()) {
-      return Refuse(
-          "an RPC server computes whole models, and this device holds a cache only: the server "
-          "goes on without it; unset GGML_BACKEND_PATH there, and use kvtamp at the client");
-    }
-    std::string note, why;
-    if (Status s = CheckHostAbi(note); !s.ok()) return Refuse(s.message());
-    std::shared_ptr<const control::Settings> settings;
-    if (!LoadInto(settings, why)) return Refuse(why + " (the plug-in is not loaded)");
-    {
-      std::lock_guard lock(g_mutex);
-      g_settings = std::move(settings);
-    }
-    if (!note.empty()) Log(LogLevel::kWarn, note);
-    std::atexit(ReportAtExit);
-    return true;
-  }();
-  return ok ? Registry() : nullptr;
+  static std::mutex mutex;
+  static bool started = false;
+  std::lock_guard lock(mutex);
+  started = started || Start();
+  return started ? Registry() : nullptr;
 }
 
 }  // namespace kvtamp::ggml_plugin

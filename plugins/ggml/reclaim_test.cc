@@ -67,9 +67,14 @@ TEST(Reclaim, MaskedCellsBelowNkvStay) {
     RunLayer(Way::kDirect, ours.get(), nullptr, cache, b);
   }
   const std::vector<Half> after = Get<Half>(cache.k[0]);
-  double lost = 0;
-  for (std::size_t i = 0; i < 700u * 128; ++i) lost += after[i] == 0 && before[i] != 0 ? 1 : 0;
-  EXPECT_EQ(lost, 0);
+  // Nothing but coding happened to them, which may well make one element a zero.
+  EXPECT_LT(Nmse(ToFloat({after.begin(), after.begin() + 700 * 128}),
+                 ToFloat({before.begin(), before.begin() + 700 * 128})),
+            0.02);
+  for (std::size_t row = 0; row < 700; ++row) {
+    const auto first = after.begin() + static_cast<std::ptrdiff_t>(row * 128);
+    EXPECT_FALSE(std::all_of(first, first + 128, [](Half h) { return h == 0; })) << row;
+  }
   EXPECT_EQ(Live(), 750);
 }
 

@@ -58,7 +58,7 @@ inline void SetThreads(ggml_backend_t backend, int n) {
 struct Setting {
   std::string type = "f16";
   int page_size = 64, n_sink = 4, residual_length = 64;
-  std::string residual_type = "int8";
+  std::string residual_type = "f16";
 };
 
 inline ggml_backend_ptr NewBackend(const Setting& s = {}, int n_threads = 1) {

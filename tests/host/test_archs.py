@@ -63,7 +63,9 @@ def run_coded(programs, cache, archs, **settings):
 def test_pages_were_coded(programs, tmp_path):
     run_coded(programs, "k4v4", "llama", KVTAMP_STATS=tmp_path / "stats.json")
     stats = json.loads((tmp_path / "stats.json").read_text())
-    assert stats["resident_bytes"]["coded"] > 0 and stats["compression_factor"] > 3
+    # Of so small pages: 4 bits of codes and 20 / 16 of scales, minima and widths for K, 4.25 for V; with
+    # the index and the page being filled.
+    assert stats["resident_bytes"]["coded"] > 0 and stats["compression_factor"] > 2.7
 
 
 def coded(programs, lossless, cache, archs, limit):

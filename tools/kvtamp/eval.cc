@@ -211,6 +211,7 @@ void PrintMarkdown(const Json& j) {
   row("PPL base", fmt::format("{:.4f} +/- {:.4f}", number("ppl_base"), number("ppl_base_se")));
   row("PPL ratio", fmt::format("{:.5f} +/- {:.5f}", number("ppl_ratio"), number("ppl_ratio_se")));
   row("Mean KLD", fmt::format("{:.6f} +/- {:.6f}", number("kld_mean"), number("kld_se")));
+  if (j.contains("kld_floor")) row("  noise floor", fmt::format("{:.6f}", number("kld_floor")));
   row("Median KLD", fmt::format("{:.6f}", number("kld_median")));
   row("99.9% KLD", fmt::format("{:.6f}", number("kld_p999")));
   row("Maximum KLD", fmt::format("{:.6f}", number("kld_max")));
@@ -262,7 +263,7 @@ int EvalMain(const Args& args) {
   std::string text_file, device = "kvtamp", output = "md", flash = "on";
   std::uint32_t n_batch = 0, n_ubatch_base = 0;
   int n_chunks = 4;
-  bool quiet = false, verbose = false;
+  bool quiet = false, verbose = false, noise_floor = false;
   std::vector<std::string> limit_texts;
   app.add_option("-m,--model", config.model, "GGUF file")->type_name("FILE")->required();
   app.add_option("-f,--file", text_file, "text to score")->type_name("FILE")->required();
@@ -283,6 +284,10 @@ int EvalMain(const Args& args) {
   app.add_option("--flash-attn", flash, "-fa: flash attention of the tested context, on or off")
       ->capture_default_str()
       ->check(CLI::IsMember({"on", "off"}));
+  app.add_flag("--decode-only", config.decode_only,
+               "score token by token, as an answer is written: slow, and where coding costs most");
+  app.add_flag("--noise-floor", noise_floor,
+               "measure f16 through kvtamp too: what a change of rounding alone makes");
   app.add_option("--chunks", n_chunks, "chunks to run, -1 for all")
       ->type_name("N")
       ->capture_default_str();
@@ -436,6 +441,20 @@ int EvalMain(const Args& args) {
     const bool words = evaluated.status().message().starts_with("the text has");
     return Fail("eval", evaluated.status().message(), words ? kBadUsage : kFailed);
   }
+  double floor = 0;
+  if (noise_floor && !host && evaluated.value().chunks.size() == evaluated.value().n_chunks) {
+    // A new context reads its settings anew.
+    ::setenv("KVTAMP_CACHE_TYPE", "f16", 1);
+    for (const char* name :
+         {"KVTAMP_CACHE_TYPE_K", "KVTAMP_CACHE_TYPE_V", "KVTAMP_CACHE_PROFILE", "KVTAMP_CONFIG"})
+      ::unsetenv(name);
+    Progress progress(quiet);
+    const auto of_f16 = Evaluate(
+        config, [&](std::uint32_t chunk, double done) { return progress(chunk, done); },
+        [](std::uint32_t) { return CacheSize{}; });
+    if (!of_f16.ok()) return Fail("eval", of_f16.status().message(), kFailed);
+    floor = of_f16.value().total.kld_mean;
+  }
   const EvalResult& result = evaluated.value();
   for (const std::string& warning : result.warnings)
     fmt::print(stderr, "kvtamp eval: warning: {}\n", warning);
@@ -466,8 +485,10 @@ int EvalMain(const Args& args) {
   j["n_threads"] = config.n_threads;
   j["chunks"] = result.chunks.size();
   j["scored"] = "second half of each chunk";
+  j["decode_only"] = config.decode_only;
   j["n_scored"] = result.total.n;
   AddDivergence(j, result.total);
+  if (noise_floor) j["kld_floor"] = floor;
   const CacheSize size = MeanSize(result.chunks);
   const double n_ctx = config.n_ctx;
   j["kv_bpw"] = size.logical_bytes > 0 ? 16 * size.stored_bytes / size.logical_bytes : 0.0;

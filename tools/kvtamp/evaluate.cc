@@ -109,8 +109,9 @@ Result<EvalResult> Evaluate(const EvalConfig& config,
     ChunkResult chunk;
     std::vector<Score> scores;
     bool go_on = true;
-    for (std::uint32_t start = 0; start < n_ctx && go_on; start += config.n_batch) {
-      const std::uint32_t end = std::min(start + config.n_batch, n_ctx);
+    for (std::uint32_t start = 0, end = 0; start < n_ctx && go_on; start = end) {
+      end = std::min(start + config.n_batch, n_ctx);
+      if (config.decode_only) end = start < first ? std::min(end, first) : start + 1;
       batch.Clear();
       truth.clear();
       for (std::uint32_t pos = start; pos < end; ++pos) {

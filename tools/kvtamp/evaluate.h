@@ -28,6 +28,7 @@ struct EvalConfig {
   std::uint32_t n_ubatch = 512;
   std::uint32_t n_ubatch_base = 512;
   std::uint32_t max_chunks = 0;  // 0 = all the text has
+  bool decode_only = false;      // the scored half token by token, in both contexts
   int n_threads = 1;
   // The tested cache: on this device, or the host's own with these types when null.
   const Plugin* plugin = nullptr;
