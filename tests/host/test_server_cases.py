@@ -137,10 +137,10 @@ def test_saved_and_restored_over_and_over(programs, tmp_path, cache):
 def test_drafts_change_nothing(programs, tmp_path):
     def answers(*args):
         with programs.server("-np", 1, "-c", 2048, *args, cache="f16", log=tmp_path / "log") as server:
-            # Text that comes a second time leaves no doubt how it goes on, whatever the rounding.
-            prompt = (host.document(1500) + CUE + " " + host.document(400)).strip()
-            first = server.complete(prompt, 128)
-            again = server.complete(prompt, 128)  # after rejected drafts were taken back
+            # Counting leaves no doubt how it goes on, whatever the rounding.
+            prompt = host.document(1500) + "\n\n" + " ".join(f"{i}," for i in range(100, 160))
+            first = server.complete(prompt, 224)
+            again = server.complete(prompt, 224)  # after rejected drafts were taken back
             assert server.stop() == 0
             return first, again
     plain, _ = answers()
