@@ -23,7 +23,7 @@ test: both ## all tests, then the unit tests again under AddressSanitizer and UB
 	@ctest --preset asan
 
 bench: release ## the benchmarks of build/release/bin
-	@shopt -s nullglob; benches=(build/release/bin/bench_*); \
+	@shopt -s nullglob; benches=(build/release/bin/*_bench); \
 	(($${#benches[@]})) || { echo "no benchmarks were built" >&2; exit 1; }; \
 	for bench in "$${benches[@]}"; do echo "== $${bench##*/}"; "$$bench"; done
 

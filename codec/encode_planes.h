@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -18,6 +20,7 @@ namespace kvtamp::codec {
 struct PlanesScratch {
   std::vector<float> x;             // [dim][n]
   std::vector<float> magnitude;     // [dim]
+  std::vector<float> lo, hi;        // [dim]
   std::vector<std::uint8_t> codes;  // [dim][n]
   std::vector<KChannelGrid> grids;  // [dim]
   Planes planes;
@@ -31,18 +34,24 @@ inline void LoadColumns(const PageShape& shape, const EncodeInput& in, const flo
     if (IsValid(in, r)) s.valid[n++] = static_cast<std::uint8_t>(r);
   s.x.resize(std::size_t{shape.dim} * n);
   s.magnitude.assign(shape.dim, 0.0f);
+  s.lo.assign(shape.dim, std::numeric_limits<float>::max());
+  s.hi.assign(shape.dim, -std::numeric_limits<float>::max());
   s.codes.resize(s.x.size());
   s.grids.assign(shape.dim, {});
   float row[kMaxDim];
   for (std::uint32_t i = 0; i < n; ++i) {
     cpu::HalfToFloat(in.rows + s.valid[i] * in.stride, row, shape.dim);
+    float *magnitude = s.magnitude.data(), *lo = s.lo.data(), *hi = s.hi.data();
     for (std::uint32_t c = 0; c < shape.dim; ++c) {
-      const float x = std::abs(row[c]) <= 65504.0f ? row[c] : 0.0f;
-      s.magnitude[c] = std::max(s.magnitude[c], std::abs(x));
-      s.x[std::size_t{c} * n + i] = x - (mean == nullptr ? 0.0f : mean[c]);
+      const float x = std::abs(row[c]) <= 65504.0f ? row[c] : 0.0f, size = std::abs(x);
+      magnitude[c] = magnitude[c] < size ? size : magnitude[c];
+      row[c] = x - (mean == nullptr ? 0.0f : mean[c]);
+      lo[c] = row[c] < lo[c] ? row[c] : lo[c];
+      hi[c] = hi[c] < row[c] ? row[c] : hi[c];
     }
+    for (std::uint32_t c = 0; c < shape.dim; ++c) s.x[std::size_t{c} * n + i] = row[c];
   }
-  columns = {s.x.data(), n, shape.dim};
+  columns = {s.x.data(), n, shape.dim, s.lo.data(), s.hi.data()};
 }
 
 // Width 0: the value of least squared error is the mean one.
@@ -78,12 +87,16 @@ inline void WritePlanes(const PageShape& shape, PlanesScratch& s, std::uint32_t 
     const std::uint8_t* from = s.codes.data() + std::size_t{s.planes.channel[e]} * n;
     const std::uint32_t shift = s.planes.shift[e], bits = PlaneBits(s.planes, e),
                         mask = (1u << bits) - 1;
-    const Place first = PlanePlace(shape, s.planes, 0, e);
+    std::uint8_t* to = codes + PlanePlace(shape, s.planes, 0, e).byte;
+    // Powers of two all: no divisions in the loop.
     const std::uint32_t chunk = std::min(shape.rows, 128 / bits), side = chunk * bits / 8;
+    const auto log_chunk = static_cast<std::uint32_t>(std::countr_zero(chunk)),
+               log_side = static_cast<std::uint32_t>(std::countr_zero(side));
     for (std::uint32_t i = 0; i < n; ++i) {
-      const std::uint32_t t = s.valid[i], r = t % chunk;
-      const std::size_t byte = first.byte + t / chunk * side * 4 + r % side * 4;
-      codes[byte] |= static_cast<std::uint8_t>(((from[i] >> shift) & mask) << (r / side * bits));
+      const std::uint32_t t = s.valid[i], r = t & (chunk - 1);
+      const std::size_t byte = ((t >> log_chunk << log_side) + (r & (side - 1))) * 4;
+      to[byte] |=
+          static_cast<std::uint8_t>(((from[i] >> shift) & mask) << ((r >> log_side) * bits));
     }
   }
 }

@@ -107,10 +107,10 @@ void SearchPlanes(PlanesScratch& s, std::size_t n, std::span<const std::uint16_t
   for (std::size_t first = 0; first < channels.size(); first += lanes) {
     const std::size_t count = std::min(lanes, channels.size() - first);
     for (std::size_t j = 0; j < lanes; ++j) {
-      const float* x = s.x.data() + channels[first + std::min(j, count - 1)] * n;
-      const auto [lo, hi] = std::minmax_element(x, x + n);
-      block.centre[j] = (*lo + *hi) * 0.5f;
-      block.half[j] = (*hi - *lo) * 0.5f;
+      const std::uint16_t c = channels[first + std::min(j, count - 1)];
+      const float* x = s.x.data() + c * n;
+      block.centre[j] = (s.lo[c] + s.hi[c]) * 0.5f;
+      block.half[j] = (s.hi[c] - s.lo[c]) * 0.5f;
       for (std::size_t i = 0; i < n; ++i) block.x[i * lanes + j] = x[i];
     }
     ToFixed<kBits>(block);

@@ -21,6 +21,12 @@ int IndexNear(float scale) {
   return static_cast<int>(std::clamp(std::nearbyint(index), 1.0f, 255.0f));
 }
 
+// To the nearest integer, ties to even, for |x| < 2^22: without a call for each value.
+float Nearest(float x) {
+  const float magic = 12582912.0f;  // 1.5 * 2^23: the sum's last bit is worth 1
+  return (x + magic) - magic;
+}
+
 // The table as a set: where the nearest level lies.
 class LevelSet {
  public:
@@ -28,7 +34,8 @@ class LevelSet {
     for (int i = 0; i < 256; ++i) has_[levels[i] + 128] = true;
   }
   bool Near(float x, float tolerance) const {
-    const float level = std::nearbyint(x);
+    if (std::abs(x) > 128) return false;
+    const float level = Nearest(x);
     if (std::abs(level) > 127 || std::abs(x - level) > tolerance) return false;
     return has_[static_cast<int>(level) + 128];
   }
@@ -52,15 +59,29 @@ int RecogniseScale(const float* y, std::uint32_t n, int guess, float tolerance,
   return 0;
 }
 
+// y: [dim][rows], so that all rows are rotated together.
 void LoadRows(const PageShape& shape, const EncodeInput& in, bool hadamard, TrellisScratch& s) {
-  s.y.assign(std::size_t{shape.rows} * shape.dim, 0.0f);
-  for (std::uint32_t r = 0; r < shape.rows; ++r) {
+  const std::uint32_t rows = shape.rows, dim = shape.dim, block = dim & (0u - dim);
+  const float norm = hadamard ? 1.0f / std::sqrt(static_cast<float>(block)) : 1.0f;
+  s.y.assign(std::size_t{rows} * dim, 0.0f);
+  float row[kMaxDim];
+  for (std::uint32_t r = 0; r < rows; ++r) {
     if (!IsValid(in, r)) continue;
-    float* y = s.y.data() + std::size_t{r} * shape.dim;
-    cpu::HalfToFloat(in.rows + r * in.stride, y, shape.dim);
-    for (std::uint32_t c = 0; c < shape.dim; ++c)
-      if (!(std::abs(y[c]) <= 65504.0f)) y[c] = 0;
-    if (hadamard) Hadamard(y, shape.dim);
+    cpu::HalfToFloat(in.rows + r * in.stride, row, dim);
+    for (std::uint32_t c = 0; c < dim; ++c)
+      s.y[std::size_t{c} * rows + r] = std::abs(row[c]) <= 65504.0f ? row[c] * norm : 0.0f;
+  }
+  if (!hadamard) return;
+  for (std::uint32_t h = 1; h < block; h *= 2) {
+    for (std::uint32_t c = 0; c < dim; ++c) {
+      if ((c & h) != 0) continue;
+      float *a = s.y.data() + std::size_t{c} * rows, *b = a + std::size_t{h} * rows;
+      for (std::uint32_t r = 0; r < rows; ++r) {
+        const float sum = a[r] + b[r], difference = a[r] - b[r];
+        a[r] = sum;
+        b[r] = difference;
+      }
+    }
   }
 }
 
@@ -68,55 +89,69 @@ void LoadRows(const PageShape& shape, const EncodeInput& in, bool hadamard, Trel
 void GuessScales(const PageShape& shape, const EncodeInput& in, TrellisScratch& s,
                  std::uint8_t* scales) {
   const LevelSet set(TrellisLevels(shape.rate8));
-  const std::uint32_t n_groups = shape.dim / shape.group;
-  s.known.assign(std::size_t{shape.rows} * n_groups, 0);
-  for (std::uint32_t r = 0; r < shape.rows; ++r) {
-    for (std::uint32_t g = 0; g < n_groups; ++g) {
-      const float* y = s.y.data() + std::size_t{r} * shape.dim + g * shape.group;
-      double power = 0;
-      for (std::uint32_t c = 0; c < shape.group; ++c) power += double{y[c]} * y[c];
-      const auto rms = static_cast<float>(std::sqrt(power / shape.group));
-      std::uint8_t& k = scales[g * shape.rows + r];
+  const std::uint32_t rows = shape.rows, group = shape.group, n_groups = shape.dim / group;
+  s.known.assign(std::size_t{rows} * n_groups, 0);
+  for (std::uint32_t g = 0; g < n_groups; ++g) {
+    const float* y = s.y.data() + std::size_t{g} * group * rows;
+    float power[kMaxPageSize] = {};
+    for (std::uint32_t c = 0; c < group; ++c)
+      for (std::uint32_t r = 0; r < rows; ++r) power[r] += y[c * rows + r] * y[c * rows + r];
+    for (std::uint32_t r = 0; r < rows; ++r) {
+      const float rms = std::sqrt(power[r] / static_cast<float>(group));
+      std::uint8_t& k = scales[g * rows + r];
       k = 0;
       if (!IsValid(in, r) || rms / LevelsPerSigma(shape.rate8) < VScale(1)) continue;
       const int guess = IndexNear(rms / LevelsPerSigma(shape.rate8));
+      float one[kMaxDim];
+      for (std::uint32_t c = 0; c < group; ++c) one[c] = y[c * rows + r];
       // A row of halves, rotated: the errors of all its elements in each.
       const float tolerance = 4 * rms * 0x1p-11f;
-      const int exact = RecogniseScale(y, shape.group, guess, tolerance, set);
+      const int exact = RecogniseScale(one, group, guess, tolerance, set);
       k = static_cast<std::uint8_t>(exact != 0 ? exact : guess);
       s.known[r * n_groups + g] = exact != 0;
     }
   }
 }
 
-void SetTargets(const PageShape& shape, const std::uint8_t* scales, TrellisScratch& s) {
+// Calls fn(y, place in the string) for each element of one token and group.
+template <class F>
+void ForGroup(const PageShape& shape, const TrellisScratch& s, std::uint32_t r, std::uint32_t g,
+              F&& fn) {
   const std::uint32_t steps = TrellisSteps(shape);
-  s.target.assign(std::size_t{steps} * kTrellisLanes, kNoTarget);
-  for (std::uint32_t r = 0; r < shape.rows; ++r) {
-    for (std::uint32_t c = 0; c < shape.dim; ++c) {
-      const std::uint8_t k = scales[c / shape.group * shape.rows + r];
+  for (std::uint32_t c = g * shape.group; c < (g + 1) * shape.group; ++c)
+    fn(s.y[std::size_t{c} * shape.rows + r],
+       std::size_t{TrellisLane(r, c)} * steps + TrellisStep(shape, r, c));
+}
+
+void SetTargets(const PageShape& shape, const std::uint8_t* scales, TrellisScratch& s) {
+  s.target.assign(std::size_t{TrellisSteps(shape)} * kTrellisLanes, kNoTarget);
+  for (std::uint32_t g = 0; g < shape.dim / shape.group; ++g) {
+    for (std::uint32_t r = 0; r < shape.rows; ++r) {
+      const std::uint8_t k = scales[g * shape.rows + r];
       if (k == 0) continue;
-      const float x = s.y[std::size_t{r} * shape.dim + c] / VScale(k);
-      s.target[TrellisLane(r, c) * steps + TrellisStep(shape, r, c)] =
-          static_cast<std::int16_t>(std::nearbyint(std::clamp(x, -180.0f, 180.0f)));
+      const float inverse = 1.0f / VScale(k);
+      ForGroup(shape, s, r, g, [&](float y, std::size_t at) {
+        const float x = std::min(std::max(y * inverse, -180.0f), 180.0f);
+        s.target[at] = static_cast<std::int16_t>(Nearest(x));
+      });
     }
   }
 }
 
 // Each scale by least squares on the levels found.
 void FitScales(const PageShape& shape, const TrellisScratch& s, std::uint8_t* scales) {
-  const std::uint32_t steps = TrellisSteps(shape), n_groups = shape.dim / shape.group;
+  const std::uint32_t n_groups = shape.dim / shape.group;
   const std::int8_t* levels = TrellisLevels(shape.rate8);
   for (std::uint32_t r = 0; r < shape.rows; ++r) {
     for (std::uint32_t g = 0; g < n_groups; ++g) {
       std::uint8_t& k = scales[g * shape.rows + r];
       if (k == 0 || s.known[r * n_groups + g] != 0) continue;
       float dot = 0, power = 0;
-      for (std::uint32_t c = g * shape.group; c < (g + 1) * shape.group; ++c) {
-        const float level = levels[s.window[TrellisLane(r, c) * steps + TrellisStep(shape, r, c)]];
-        dot += level * s.y[std::size_t{r} * shape.dim + c];
+      ForGroup(shape, s, r, g, [&](float y, std::size_t at) {
+        const float level = levels[s.window[at]];
+        dot += level * y;
         power += level * level;
-      }
+      });
       if (dot > 0) k = static_cast<std::uint8_t>(IndexNear(dot / power));
     }
   }

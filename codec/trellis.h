@@ -13,7 +13,7 @@ inline constexpr std::int16_t kNoTarget = -32768;
 
 // Scratch of one encoding thread, kept: a page of a head is up to 1.5 MB.
 struct TrellisScratch {
-  std::vector<float> y;              // [rows][dim], rotated
+  std::vector<float> y;              // [dim][rows], rotated
   std::vector<std::int16_t> target;  // in the order of the string, in level units
   std::vector<std::uint8_t> window;  // the same order
   std::vector<std::uint8_t> back;    // for Viterbi's algorithm

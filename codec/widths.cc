@@ -15,11 +15,7 @@ struct Range {
   float lo, hi;
 };
 
-Range RangeOf(const KColumns& columns, std::uint32_t c) {
-  const float* x = columns.x + std::size_t{c} * columns.n;
-  const auto [lo, hi] = std::minmax_element(x, x + columns.n);
-  return {*lo, *hi};
-}
+Range RangeOf(const KColumns& columns, std::uint32_t c) { return {columns.lo[c], columns.hi[c]}; }
 
 // Bits for channels of a given importance (r² w), the widths they have already being part of it.
 void Spend(std::span<float> left, std::uint32_t bits, std::uint8_t* widths) {

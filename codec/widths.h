@@ -18,6 +18,7 @@ namespace kvtamp::codec {
 struct KColumns {
   const float* x = nullptr;
   std::uint32_t n = 0, dim = 0;
+  const float *lo = nullptr, *hi = nullptr;  // [dim] the range of each channel
 };
 
 // One channel's numbers, as they are stored.
