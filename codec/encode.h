@@ -95,6 +95,8 @@ void EncodeV(Coding coding, const PageShape& shape, const EncodeInput& in, bool 
 // mean square of the table; Viterbi's algorithm over the whole page; then each scale by least
 // squares on the levels it found. Rows that come from a page decoded before are recognised by their
 // lying on the levels of one scale, and keep it.
+// Costs grow by 600 a value at one bit and by less at more; sums saturate.
+inline constexpr std::uint32_t kTrellisNormalise = 16;
 inline constexpr int kTrellisErrorCap = 90;  // in level units, see encode_trellis-inl.h
 
 // Whether row r matters.

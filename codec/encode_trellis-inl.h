@@ -100,7 +100,7 @@ void SearchTrellis(const PageShape& shape, TrellisScratch& t) {
       const std::uint32_t b = TrellisEnd(shape.rate8, step) - end;
       end += b;
       std::uint8_t* back = t.back.data() + std::size_t{i} * 128;
-      const bool normalise = i % 4 == 0;
+      const bool normalise = i % kTrellisNormalise == 0;
       switch (b) {
         case 1:
           TrellisStepOf<1>(s, t.target[i], normalise, back);

@@ -199,7 +199,7 @@ void SearchTrellisPlain(const PageShape& shape, TrellisScratch& s) {
       least = std::min(least, m[q]);
       s.back[std::size_t{i} * 128 + q] = static_cast<std::uint8_t>(best);
     }
-    if (i % 4 == 0) {
+    if (i % kTrellisNormalise == 0) {
       for (std::uint32_t q = 0; q < n_m; ++q) m[q] = static_cast<std::uint16_t>(m[q] - least);
     }
     for (std::uint32_t w = 0; w < 256; ++w) {

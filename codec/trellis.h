@@ -22,7 +22,7 @@ struct TrellisScratch {
 
 // Viterbi's algorithm over all values of a page in 16-bit integers, exact in the order of every
 // step, so that all code gives the same path:
-//   m[q] = least cost[q + j * (256 >> b)], j < 2^b the first of equals; every fourth value less
+//   m[q] = least cost[q + j * (256 >> b)], j < 2^b the first of equals; every sixteenth value less
 //   the least m; cost[w] = m[w >> b] + min(|target - level[w]|, kTrellisErrorCap)², saturating.
 // It begins in window 0; the path ends in the first window of least cost.
 using TrellisSearch = void (*)(const PageShape& shape, TrellisScratch& s);
