@@ -18,11 +18,7 @@ namespace {
 
 constexpr Coding kCodings[] = {Coding::kKInt8, Coding::kKInt4, Coding::kVInt8, Coding::kVLm4};
 
-class EncodeTest : public testing::TestWithParam<std::string> {
- protected:
-  void SetUp() override { ASSERT_TRUE(cpu::ForceIsa(GetParam()).ok()); }
-  void TearDown() override { ASSERT_TRUE(cpu::ForceIsa("auto").ok()); }
-};
+class EncodeTest : public EveryIsa {};
 
 INSTANTIATE_TEST_SUITE_P(Isa, EncodeTest, testing::ValuesIn(cpu::AvailableIsas()),
                          [](const auto& info) { return info.param; });

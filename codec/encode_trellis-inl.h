@@ -95,10 +95,8 @@ void SearchTrellis(const PageShape& shape, TrellisScratch& t) {
   }
   std::uint32_t i = 0;
   for (std::uint32_t lane = 0; lane < kTrellisLanes; ++lane) {
-    std::uint32_t end = 0;
     for (std::uint32_t step = 0; step < steps; ++step, ++i) {
-      const std::uint32_t b = TrellisEnd(shape.rate8, step) - end;
-      end += b;
+      const std::uint32_t b = TrellisBits(shape.rate8, step);
       std::uint8_t* back = t.back.data() + std::size_t{i} * 128;
       const bool normalise = i % kTrellisNormalise == 0;
       switch (b) {
@@ -124,8 +122,7 @@ void SearchTrellis(const PageShape& shape, TrellisScratch& t) {
     for (std::uint32_t step = steps; step-- > 0;) {
       --i;
       t.window[i] = static_cast<std::uint8_t>(w);
-      const std::uint32_t b =
-          TrellisEnd(shape.rate8, step) - (step == 0 ? 0 : TrellisEnd(shape.rate8, step - 1));
+      const std::uint32_t b = TrellisBits(shape.rate8, step);
       const std::uint32_t q = w >> b;
       w = q + t.back[std::size_t{i} * 128 + q] * (256u >> b);
     }

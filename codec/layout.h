@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <numeric>
 
 #include "codec/codec.h"
@@ -145,6 +144,10 @@ inline std::uint32_t TrellisLane(std::uint32_t token, std::uint32_t channel) {
 inline std::uint32_t TrellisStep(const PageShape& shape, std::uint32_t token,
                                  std::uint32_t channel) {
   return channel / 16 * (shape.rows / 4) + token / 4;
+}
+// Of which step s has so many.
+inline std::uint32_t TrellisBits(std::uint32_t rate8, std::uint32_t step) {
+  return TrellisEnd(rate8, step) - step * rate8 / 8;
 }
 // The window that ends at a step of a lane.
 inline std::uint32_t TrellisWindow(const PageShape& shape, const std::uint8_t* codes,

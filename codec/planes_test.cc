@@ -15,11 +15,7 @@ namespace {
 
 constexpr Coding kCoding = Coding::kKPlanes;
 
-class PlanesTest : public testing::TestWithParam<std::string> {
- protected:
-  void SetUp() override { ASSERT_TRUE(cpu::ForceIsa(GetParam()).ok()); }
-  void TearDown() override { ASSERT_TRUE(cpu::ForceIsa("auto").ok()); }
-};
+class PlanesTest : public EveryIsa {};
 
 INSTANTIATE_TEST_SUITE_P(Isa, PlanesTest, testing::ValuesIn(cpu::AvailableIsas()),
                          [](const auto& info) { return info.param; });

@@ -161,10 +161,9 @@ void WriteString(const PageShape& shape, const TrellisScratch& s, std::uint8_t* 
   const std::uint32_t steps = TrellisSteps(shape);
   for (std::uint32_t lane = 0; lane < kTrellisLanes; ++lane) {
     const std::uint8_t* window = s.window.data() + std::size_t{lane} * steps;
-    std::uint32_t bits = 0, n_bits = 0, byte = 0, end = 0;
+    std::uint32_t bits = 0, n_bits = 0, byte = 0;
     for (std::uint32_t i = 0; i < steps; ++i) {
-      const std::uint32_t n = TrellisEnd(shape.rate8, i) - end;
-      end += n;
+      const std::uint32_t n = TrellisBits(shape.rate8, i);
       bits = (bits << n) | (window[i] & ((1u << n) - 1));
       n_bits += n;
       if (n_bits < 8) continue;
@@ -184,12 +183,8 @@ void SearchTrellisPlain(const PageShape& shape, TrellisScratch& s) {
   std::uint16_t cost[256], m[128];
   std::fill_n(cost, 256, std::uint16_t{65535});
   cost[0] = 0;
-  const auto bits_of = [&](std::uint32_t i) {
-    const std::uint32_t step = i % steps;
-    return TrellisEnd(shape.rate8, step) - (step == 0 ? 0 : TrellisEnd(shape.rate8, step - 1));
-  };
   for (std::uint32_t i = 0; i < n; ++i) {
-    const std::uint32_t b = bits_of(i), n_m = 256u >> b;
+    const std::uint32_t b = TrellisBits(shape.rate8, i % steps), n_m = 256u >> b;
     std::uint16_t least = 65535;
     for (std::uint32_t q = 0; q < n_m; ++q) {
       std::uint32_t best = 0;
@@ -214,7 +209,7 @@ void SearchTrellisPlain(const PageShape& shape, TrellisScratch& s) {
     if (cost[i] < cost[w]) w = i;
   for (std::uint32_t i = n; i-- > 0;) {
     s.window[i] = static_cast<std::uint8_t>(w);
-    const std::uint32_t b = bits_of(i), q = w >> b;
+    const std::uint32_t b = TrellisBits(shape.rate8, i % steps), q = w >> b;
     w = q + s.back[std::size_t{i} * 128 + q] * (256u >> b);
   }
 }

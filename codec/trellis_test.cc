@@ -16,11 +16,7 @@ namespace {
 
 constexpr Coding kCoding = Coding::kVTrellis;
 
-class TrellisTest : public testing::TestWithParam<std::string> {
- protected:
-  void SetUp() override { ASSERT_TRUE(cpu::ForceIsa(GetParam()).ok()); }
-  void TearDown() override { ASSERT_TRUE(cpu::ForceIsa("auto").ok()); }
-};
+class TrellisTest : public EveryIsa {};
 
 INSTANTIATE_TEST_SUITE_P(Isa, TrellisTest, testing::ValuesIn(cpu::AvailableIsas()),
                          [](const auto& info) { return info.param; });

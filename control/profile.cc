@@ -1,14 +1,13 @@
 #include "control/profile.h"
 
 #include <fmt/format.h>
-#define TOML_EXCEPTIONS 0
-#include <toml++/toml.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+
+#include "control/toml_file.h"
 
 namespace kvtamp::control {
 namespace {
@@ -33,32 +32,35 @@ Status BadFile(const std::string& path, const std::string& what) {
   return Status::Invalid(path + ": " + what + " (a profile is what `kvtamp sensitivity` writes)");
 }
 
-Status ReadNumbers(const toml::table& table, const char* key, std::vector<double>& out) {
+// A list, if it is there; take(item) -> Status.
+template <class F>
+Status ReadList(const toml::table& table, const char* key, F&& take) {
   const toml::node* node = table.get(key);
   if (node == nullptr) return Status::Ok();
   const toml::array* array = node->as_array();
   if (array == nullptr) return Status::Invalid(std::string(key) + " is not a list");
-  for (const toml::node& item : *array) {
-    const auto x = item.value<double>();
-    if (!x || !std::isfinite(*x)) return Status::Invalid(std::string(key) + " holds no number");
-    out.push_back(*x);
-  }
+  for (const toml::node& item : *array)
+    if (Status s = take(item); !s.ok()) return s;
   return Status::Ok();
 }
 
+Status ReadNumbers(const toml::table& table, const char* key, std::vector<double>& out) {
+  return ReadList(table, key, [&](const toml::node& item) {
+    const auto x = item.value<double>();
+    if (!x || !std::isfinite(*x)) return Status::Invalid(std::string(key) + " holds no number");
+    out.push_back(*x);
+    return Status::Ok();
+  });
+}
+
 Status ReadFormats(const toml::table& table, const char* key, Side side, std::vector<Format>& out) {
-  const toml::node* node = table.get(key);
-  if (node == nullptr) return Status::Ok();
-  const toml::array* array = node->as_array();
-  if (array == nullptr) return Status::Invalid(std::string(key) + " is not a list");
-  for (const toml::node& item : *array) {
+  return ReadList(table, key, [&](const toml::node& item) {
     const auto text = item.value<std::string>();
     if (!text) return Status::Invalid(std::string(key) + " holds no name of a format");
     const auto format = codec::ParseFormat(*text, side);
-    if (!format.ok()) return format.status();
-    out.push_back(format.value());
-  }
-  return Status::Ok();
+    if (format.ok()) out.push_back(format.value());
+    return format.status();
+  });
 }
 
 Status ReadLayer(const toml::table& table, ProfileLayer& layer) {
@@ -82,8 +84,7 @@ Status ReadLayer(const toml::table& table, ProfileLayer& layer) {
                           ReadFormats(table, "type_v", Side::kV, layer.type_v)}) {
     if (!s.ok()) return s;
   }
-  const std::size_t n =
-      std::max({layer.k.size(), layer.v.size(), layer.type_k.size(), layer.type_v.size()});
+  const std::size_t n = layer.n_heads();
   for (std::size_t m : {layer.k.size(), layer.v.size(), layer.type_k.size(), layer.type_v.size()}) {
     if (m != 0 && m != n)
       return Status::Invalid(
@@ -125,13 +126,9 @@ Format OfBits(Format format, Side side, int centibits) {
 }  // namespace
 
 Result<Profile> ReadProfile(const std::string& path) {
-  if (::access(path.c_str(), R_OK) != 0) return Status::Invalid("cannot read the profile " + path);
-  const toml::parse_result parsed = toml::parse_file(path);
-  if (!parsed) {
-    return Status::Invalid(fmt::format("{}:{}: {}", path, parsed.error().source().begin.line,
-                                       std::string(parsed.error().description())));
-  }
-  const toml::table& table = parsed.table();
+  const Result<toml::table> parsed = ReadToml(path, "the profile");
+  if (!parsed.ok()) return parsed.status();
+  const toml::table& table = parsed.value();
   if (table["version"].value<std::int64_t>() != 1) return BadFile(path, "not of version 1");
   Profile profile;
   profile.model = table["model"].value_or(std::string());
@@ -197,8 +194,7 @@ HeadTypes ShareBits(const Profile& profile, const codec::Pair& type) {
   std::vector<Claim> claims;
   double budget = 0;  // hundredths of bits of a token
   for (const ProfileLayer& layer : profile.layers) {
-    const std::size_t n =
-        std::max({layer.k.size(), layer.v.size(), layer.type_k.size(), layer.type_v.size()});
+    const std::size_t n = layer.n_heads();
     std::vector<codec::Pair>& heads = types[layer.index];
     heads.assign(n, type);
     for (std::size_t h = 0; h < n; ++h) {

@@ -22,6 +22,7 @@
 //   type_v = ["tcq3_pt+had", "int8_pt_sym+had"]
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -36,6 +37,9 @@ struct ProfileLayer {
   std::uint32_t index = 0, head_size_k = 0, head_size_v = 0;
   std::vector<double> k, v;                   // sensitivities, by KV head
   std::vector<codec::Format> type_k, type_v;  // given formats, by KV head
+  std::size_t n_heads() const {
+    return std::max({k.size(), v.size(), type_k.size(), type_v.size()});
+  }
 };
 
 struct Profile {

@@ -9,10 +9,8 @@
 #include <cstdlib>
 #include <optional>
 
+#include "control/toml_file.h"
 #include "cpu/cpu.h"
-
-#define TOML_EXCEPTIONS 0
-#include <toml++/toml.h>
 
 extern char** environ;
 
@@ -153,16 +151,8 @@ class Loader {
   Loader() : given_(std::size(kOptions)) {}
 
   Status AddFile(const std::string& path) {
-    if (::access(path.c_str(), R_OK) != 0) {
-      return Status::Invalid("cannot read the configuration file " + path);
-    }
-    toml::parse_result parsed = toml::parse_file(path);
-    if (!parsed) {
-      const toml::parse_error& error = parsed.error();
-      return Status::Invalid(path + ":" + std::to_string(error.source().begin.line) + ": " +
-                             std::string(error.description()));
-    }
-    return AddTable(parsed.table(), "", path);
+    const Result<toml::table> table = ReadToml(path, "the configuration file");
+    return table.ok() ? AddTable(table.value(), "", path) : table.status();
   }
 
   Status AddEnvironment(const Environment& env) {

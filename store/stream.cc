@@ -376,6 +376,16 @@ Status Stream::Write(Side side, std::uint32_t cell, const half_t* row) {
   return Status::Ok();
 }
 
+void Stream::DecodeHead(const Block& b, Side side, std::uint32_t h, std::uint32_t row,
+                        float* out) const {
+  const codec::SideLayout::Head& head = b.layout->heads[h];
+  if (side == Side::kK) {
+    codec::DecodeRowK(head.coding, head.shape, b.data + head.offset, shape_.mean_of(h), row, out);
+  } else {
+    codec::DecodeRowV(head.coding, head.shape, b.data + head.offset, shape_.v.hadamard, row, out);
+  }
+}
+
 void Stream::ReadRow(const Page& p, Side side, std::uint32_t row, half_t* out) const {
   const Block& b = p.side(side);
   const std::uint32_t n_embd = shape_.n_embd(side);
@@ -385,13 +395,8 @@ void Stream::ReadRow(const Page& p, Side side, std::uint32_t row, half_t* out) c
   }
   float x[codec::kMaxDim];
   for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h) {
-    const codec::SideLayout::Head& head = b.layout->heads[h];
-    if (side == Side::kK) {
-      codec::DecodeRowK(head.coding, head.shape, b.data + head.offset, shape_.mean_of(h), row, x);
-    } else {
-      codec::DecodeRowV(head.coding, head.shape, b.data + head.offset, shape_.v.hadamard, row, x);
-    }
-    for (std::uint32_t c = 0; c < head.shape.dim; ++c) *out++ = FloatToHalf(x[c]);
+    DecodeHead(b, side, h, row, x);
+    for (std::uint32_t c = 0; c < shape_.dim(side); ++c) *out++ = FloatToHalf(x[c]);
   }
 }
 

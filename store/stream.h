@@ -161,6 +161,9 @@ class Stream {
   void FreeBlock(page::Block& block);
   bool SideComplete(const page::Page& p, codec::Side side) const;
   bool Written(const page::Page& p, codec::Side side, std::uint32_t row) const;
+  // One head of a row of a coded block.
+  void DecodeHead(const page::Block& b, codec::Side side, std::uint32_t head, std::uint32_t row,
+                  float* out) const;
   void ReadRow(const page::Page& p, codec::Side side, std::uint32_t row, half_t* out) const;
   // Turns a stored key by what is still due.
   void TurnRow(std::int32_t shift, half_t* row) const;

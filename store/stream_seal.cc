@@ -84,16 +84,11 @@ void Stream::EncodeHead(const SealTask& task, std::uint32_t head) const {
                task.coded);
     return;
   }
-  const codec::SideLayout::Head& from = b.layout->heads[head];
   std::vector<half_t> rows(std::size_t{p.capacity} * dim);
   float x[codec::kMaxDim];
   for (std::uint32_t r = 0; r < p.rows; ++r) {
     if (!p.live.test(r)) continue;
-    if (task.side == Side::kK) {
-      codec::DecodeRowK(from.coding, from.shape, b.data + from.offset, shape_.mean_of(head), r, x);
-    } else {
-      codec::DecodeRowV(from.coding, from.shape, b.data + from.offset, shape_.v.hadamard, r, x);
-    }
+    DecodeHead(b, task.side, head, r, x);
     cpu::FloatToHalf(x, rows.data() + std::size_t{r} * dim, dim);
   }
   EncodeRows(task.side, to, head, {rows.data(), dim, p.live.word}, task.coded);

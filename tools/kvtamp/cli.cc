@@ -1,10 +1,16 @@
 #include "tools/kvtamp/cli.h"
 
 #include <fmt/format.h>
+#include <sched.h>
 #include <stdlib.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
 
 namespace kvtamp::tool {
 namespace {
@@ -134,6 +140,33 @@ void SettingFlags::Export(const control::Settings& settings) const {
     ::setenv(control::EnvName("cache.type_v").c_str(), codec::FormatName(settings.type.v).c_str(),
              1);
   }
+}
+
+int DefaultThreads() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 1;
+  std::set<std::string> cores;
+  int n = 0;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &allowed)) continue;
+    ++n;
+    std::ifstream in(
+        fmt::format("/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list", cpu));
+    std::string siblings = fmt::format("cpu{}", cpu);
+    std::getline(in, siblings);
+    cores.insert(siblings);
+  }
+  return std::max(1, std::min(n, static_cast<int>(cores.size())));
+}
+
+Result<std::string> ReadFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return Status::Invalid("cannot read " + path + ": " + std::strerror(errno));
+  std::ostringstream text;
+  text << in.rdbuf();
+  if (!in.good() && !in.eof()) return Status::Invalid("cannot read " + path);
+  return text.str();
 }
 
 int Fail(const char* command, const std::string& message, int code) {

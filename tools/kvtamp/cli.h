@@ -44,6 +44,12 @@ class SettingFlags {
   std::string config_;
 };
 
+// Cores this process may run on; of two hardware threads of one core, one counts.
+int DefaultThreads();
+
+// A file whole.
+Result<std::string> ReadFile(const std::string& path);
+
 // Prints "kvtamp COMMAND: message" to stderr and returns `code`.
 int Fail(const char* command, const std::string& message, int code);
 

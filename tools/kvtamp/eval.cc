@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <ggml.h>
 #include <llama.h>
-#include <sched.h>
 #include <signal.h>  // sigaction
 #include <stdlib.h>
 #include <unistd.h>
@@ -11,13 +10,10 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
-#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <regex>
-#include <set>
-#include <sstream>
 
 #include "control/stats.h"
 #include "tools/kvtamp/cli.h"
@@ -60,40 +56,12 @@ Result<ggml_type> HostType(const std::string& text, const std::string& where) {
                                      near.empty() ? "" : "; did you mean " + near + "?"));
 }
 
-// Cores this process may run on; of two hardware threads of one core, one counts.
-int DefaultThreads() {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 1;
-  std::set<std::string> cores;
-  int n = 0;
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (!CPU_ISSET(cpu, &allowed)) continue;
-    ++n;
-    std::ifstream in(
-        fmt::format("/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list", cpu));
-    std::string siblings = fmt::format("cpu{}", cpu);
-    std::getline(in, siblings);
-    cores.insert(siblings);
-  }
-  return std::max(1, std::min(n, static_cast<int>(cores.size())));
-}
-
 std::string CpuInfo() {
   std::ifstream in("/proc/cpuinfo");
   for (std::string line; std::getline(in, line);) {
     if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
   }
   return "";
-}
-
-Result<std::string> ReadFile(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return Status::Invalid("cannot read " + path + ": " + std::strerror(errno));
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (!in.good() && !in.eof()) return Status::Invalid("cannot read " + path);
-  return text.str();
 }
 
 volatile std::sig_atomic_t g_stop = 0;

@@ -5,26 +5,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
-#include <sstream>
-#include <thread>
 
 #include "tools/kvtamp/cli.h"
 #include "tools/kvtamp/sensitivity.h"
 
 namespace kvtamp::tool {
-namespace {
-
-Result<std::string> ReadText(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) return Status::Invalid("cannot read " + path);
-  return text.str();
-}
-
-}  // namespace
-
 int SensitivityMain(const Args& args) {
   CLI::App app("What the precision of each KV head is worth; writes a profile for --cache-profile",
                "kvtamp sensitivity");
@@ -35,7 +20,7 @@ Examples:
   SensitivityConfig config;
   std::string text_file, output;
   bool quiet = false, verbose = false;
-  config.n_threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  config.n_threads = DefaultThreads();
   app.add_option("-m,--model", config.model, "GGUF file")->required()->type_name("FILE");
   app.add_option("-f,--file", text_file,
                  "text, some thousand words of the kind the model will read")
@@ -70,7 +55,7 @@ Examples:
   if (!layout.ok()) return Fail("sensitivity", layout.status().message(), kFailed);
   if (layout.value().layers.empty())
     return Fail("sensitivity", config.model + " has no K/V cache", kFailed);
-  Result<std::string> text = ReadText(text_file);
+  Result<std::string> text = ReadFile(text_file);
   if (!text.ok()) return Fail("sensitivity", text.status().message(), kFailed);
   // Tokens have about four letters: no need to cut a book into them.
   config.text = text.value().substr(0, std::size_t{config.n_tokens} * 32);
