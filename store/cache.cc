@@ -358,6 +358,8 @@ Status Cache::ShiftK(std::uint32_t layer, std::span<const std::int32_t> delta,
     used.erase(std::unique(used.begin(), used.end()), used.end());
     return used;
   };
+  for (auto& stream : l->streams)
+    if (Status s = stream->FlushZeros(); !s.ok()) return s;
   // Angles first: a shift without them could not be read.
   shape.turn = turn;
   for (std::int32_t shift : in_use(true)) {
@@ -368,8 +370,7 @@ Status Cache::ShiftK(std::uint32_t layer, std::span<const std::int32_t> delta,
   }
   Status status;
   for (std::size_t s = 0; s < l->streams.size() && status.ok(); ++s) {
-    status = l->streams[s]->FlushZeros();
-    if (status.ok()) status = l->streams[s]->ShiftK(of_stream(s));
+    status = l->streams[s]->ShiftK(of_stream(s));
     if (status.ok()) status = l->streams[s]->SettleShifts();
   }
   const std::vector<std::int32_t> used = in_use(false);

@@ -1,75 +1,10 @@
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <cstring>
-#include <map>
-#include <random>
 
-#include "store/cache.h"
+#include "store/cache_fixture.h"
 
 namespace kvtamp::store {
 namespace {
-
-using codec::Side;
-
-constexpr std::uint32_t kHeads = 3, kDim = 64, kEmbd = kHeads * kDim;
-
-codec::Pair Type(const char* name) {
-  auto p = codec::ParsePair(name);
-  EXPECT_TRUE(p.ok()) << p.status().message();
-  return p.value();
-}
-
-struct Rows {
-  explicit Rows(unsigned seed) : rng(seed) {}
-  std::vector<half_t> Next() {
-    std::vector<half_t> row(kEmbd);
-    for (half_t& h : row) h = FloatToHalf(normal(rng));
-    return row;
-  }
-  std::mt19937 rng;
-  std::normal_distribution<float> normal;
-};
-
-double Nmse(const std::vector<half_t>& x, const std::vector<half_t>& truth) {
-  double e = 0, s = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    const double d = HalfToFloat(x[i]) - HalfToFloat(truth[i]);
-    e += d * d;
-    s += HalfToFloat(truth[i]) * HalfToFloat(truth[i]);
-  }
-  return e / s;
-}
-
-class CacheTest : public ::testing::Test {
- protected:
-  void Make(const char* type, Options options = {}, std::uint32_t streams = 1,
-            std::uint32_t cells = 4096) {
-    cache = std::make_unique<Cache>(options, streams, cells);
-    ASSERT_TRUE(cache->AddLayer(0, kEmbd, kEmbd, Type(type)).ok());
-    ASSERT_TRUE(cache->SetHeads(0, kHeads).ok());
-  }
-  void Put(std::uint64_t cell) {
-    for (Side side : {Side::kK, Side::kV}) PutSide(side, cell);
-  }
-  void PutSide(Side side, std::uint64_t cell) {
-    auto row = rows.Next();
-    ASSERT_TRUE(cache->Write(0, side, std::span(&cell, 1), row.data(), kEmbd).ok());
-    truth[{static_cast<int>(side), cell}] = row;
-  }
-  void Seal() { ASSERT_TRUE(cache->Maintain(0, executor).ok()); }
-  double Error(Side side, std::uint64_t cell) {
-    std::vector<half_t> row(kEmbd);
-    EXPECT_TRUE(cache->Read(0, side, cell, row.data())) << "cell " << cell;
-    return Nmse(row, truth[{static_cast<int>(side), cell}]);
-  }
-  StreamBytes Sum() { return cache->bytes().layers.at(0).sum; }
-
-  std::unique_ptr<Cache> cache;
-  Rows rows{42};
-  std::map<std::pair<int, std::uint64_t>, std::vector<half_t>> truth;
-  SerialExecutor executor;
-};
 
 TEST_F(CacheTest, SinksAndRecentWindowStayExactTheRestIsCoded) {
   for (std::uint32_t n : {1u, 63u, 64u, 65u, 127u, 128u, 129u, 200u, 500u}) {
@@ -449,138 +384,6 @@ TEST_F(CacheTest, ReplaceKReachesEveryState) {
   EXPECT_EQ(Error(Side::kK, 332), 0.0);
 }
 
-// Pairs turn by shift / (i + 1) radians.
-Status TestAngles(std::int32_t shift, std::span<float> cos_sin) {
-  for (std::size_t i = 0; i < cos_sin.size() / 2; ++i) {
-    const float angle = static_cast<float>(shift) / static_cast<float>(i + 1);
-    cos_sin[2 * i] = std::cos(angle);
-    cos_sin[2 * i + 1] = std::sin(angle);
-  }
-  return Status::Ok();
-}
-
-std::vector<half_t> Turned(std::vector<half_t> row, std::int32_t shift, const TurnShape& t) {
-  std::vector<float> cs(2 * t.pairs);
-  EXPECT_TRUE(TestAngles(shift, cs).ok());
-  for (std::uint32_t h = 0; h < kHeads; ++h)
-    for (std::uint32_t i = 0; i < t.pairs; ++i) {
-      half_t& a = row[h * kDim + t.first + (t.neox ? i : 2 * i)];
-      half_t& b = row[h * kDim + t.first + (t.neox ? t.pairs + i : 2 * i + 1)];
-      const float x = HalfToFloat(a), y = HalfToFloat(b);
-      a = FloatToHalf(cs[2 * i] * x - cs[2 * i + 1] * y);
-      b = FloatToHalf(cs[2 * i + 1] * x + cs[2 * i] * y);
-    }
-  return row;
-}
-
-// Shifts among writes, overwrites of either side, copies of streams and sealing: a row is always
-// its last key turned by the shifts since.
-TEST_F(CacheTest, ShiftsAreOfRowsWhateverHappensToThem) {
-  const TurnShape turn{8, 24, true};
-  Make("f16", {16, 4, 32}, 2, 512);
-  std::map<std::uint64_t, std::int32_t> shift;  // since the key of the cell was written
-  std::mt19937 rng(7);
-  for (int step = 0; step < 400; ++step) {
-    const std::uint64_t cell = rng() % 300 + (rng() % 2) * 512;
-    switch (rng() % 9) {
-      case 8: {  // the host removed a tail
-        const std::uint32_t stream = static_cast<std::uint32_t>(cell / 512);
-        if (rng() % 4 != 0) break;
-        const std::uint32_t end = static_cast<std::uint32_t>(rng() % 300);
-        cache->DropFrom(0, stream, end);
-        std::erase_if(
-            shift, [&](const auto& s) { return s.first / 512 == stream && s.first % 512 >= end; });
-        break;
-      }
-      case 0: {
-        std::vector<std::int32_t> delta(1024, 0);
-        const std::uint64_t from = rng() % 1024, to = from + rng() % (1025 - from);
-        const std::int32_t by = static_cast<std::int32_t>(rng() % 7) - 3;
-        for (std::uint64_t c = from; c < to; ++c) delta[c] = rng() % 9 == 0 ? 2 * by : by;
-        ASSERT_TRUE(cache->ShiftK(0, delta, turn, TestAngles).ok());
-        for (auto& [c, s] : shift) s += delta[c];
-        break;
-      }
-      case 1:
-        if (shift.contains(cell)) PutSide(Side::kV, cell);
-        break;
-      case 2:
-        if (rng() % 8 != 0) break;
-        for (Side side : {Side::kK, Side::kV}) ASSERT_TRUE(cache->CopySide(0, side, 0, 1).ok());
-        for (std::uint64_t c = 0; c < 512; ++c) {
-          shift.erase(512 + c);
-          if (!shift.contains(c)) continue;
-          shift[512 + c] = shift[c];
-          for (int side : {0, 1}) truth[{side, 512 + c}] = truth[{side, c}];
-        }
-        break;
-      default:
-        for (std::uint64_t c = cell; c < std::min<std::uint64_t>(cell + 20, cell / 512 * 512 + 300);
-             ++c) {
-          Put(c);
-          shift[c] = 0;
-        }
-        Seal();
-    }
-  }
-  std::vector<half_t> row(kEmbd);
-  int turned = 0;
-  for (const auto& [c, s] : shift) {
-    turned += s != 0;
-    ASSERT_TRUE(cache->Read(0, Side::kK, c, row.data()));
-    // A page of many shifts is turned for good, and rounded to f16 again.
-    EXPECT_LT(Nmse(row, Turned(truth[{0, c}], s, turn)), 1e-5) << c;
-    EXPECT_EQ(Error(Side::kV, c), 0.0);
-  }
-  EXPECT_GT(turned, 50);
-}
-
-TEST_F(CacheTest, ShiftsDoNotTouchCodedKeys) {
-  const TurnShape turn{0, 32, false};
-  Make("k4v4", {64, 4, 64}, 1, 1024);
-  for (std::uint32_t c = 0; c < 700; ++c) Put(c);
-  Seal();
-  std::vector<std::vector<half_t>> before(700, std::vector<half_t>(kEmbd));
-  for (std::uint32_t c = 0; c < 700; ++c) cache->Read(0, Side::kK, c, before[c].data());
-  std::vector<std::int32_t> delta(1024, -5);
-  std::fill_n(delta.begin(), 100, 0);
-  for (int i = 0; i < 50; ++i) ASSERT_TRUE(cache->ShiftK(0, delta, turn, TestAngles).ok());
-  std::vector<half_t> row(kEmbd);
-  for (std::uint32_t c = 0; c < 700; ++c) {
-    cache->Read(0, Side::kK, c, row.data());
-    EXPECT_EQ(row, Turned(before[c], c < 100 ? 0 : -250, turn)) << c;
-  }
-  // And back: not one bit has changed.
-  std::fill(delta.begin() + 100, delta.end(), 250);
-  ASSERT_TRUE(cache->ShiftK(0, delta, turn, TestAngles).ok());
-  for (std::uint32_t c = 0; c < 700; ++c) {
-    cache->Read(0, Side::kK, c, row.data());
-    EXPECT_EQ(row, before[c]) << c;
-  }
-  EXPECT_EQ(cache->ShiftK(0, delta, TurnShape{0, 16, false}, TestAngles).code(), Code::kOk);
-}
-
-// Each row moves by its own number of positions, as seq_div does: pages of many shifts are coded
-// again, so that attention does not pass over them once for each.
-TEST_F(CacheTest, PagesOfManyShiftsAreSettled) {
-  const TurnShape turn{0, 32, true};
-  Make("k8v8", {64, 0, 64}, 1, 1024);
-  for (std::uint32_t c = 0; c < 700; ++c) Put(c);
-  Seal();
-  std::vector<std::int32_t> delta(1024);
-  for (std::uint32_t c = 0; c < 1024; ++c) delta[c] = -static_cast<std::int32_t>(c / 2);
-  ASSERT_TRUE(cache->ShiftK(0, delta, turn, TestAngles).ok());
-  for (std::uint32_t c = 0; c < 700; ++c) {
-    truth[{0, c}] = Turned(truth[{0, c}], delta[c], turn);
-    EXPECT_LT(Error(Side::kK, c), 3e-4) << c;
-  }
-  // Nothing is left to turn, so another way of turning is no conflict.
-  EXPECT_TRUE(cache->ShiftK(0, delta, TurnShape{0, 8, false}, TestAngles).ok());
-  std::fill(delta.begin(), delta.end(), 3);
-  ASSERT_TRUE(cache->ShiftK(0, delta, TurnShape{0, 8, false}, TestAngles).ok());
-  EXPECT_EQ(cache->ShiftK(0, delta, turn, TestAngles).code(), Code::kUnsupported);
-}
-
 TEST_F(CacheTest, AttentionSeesExactlyTheLiveRows) {
   Make("f16", {}, 1, 512);
   for (std::uint32_t c = 0; c < 200; ++c) Put(c);
@@ -592,17 +395,7 @@ TEST_F(CacheTest, AttentionSeesExactlyTheLiveRows) {
   for (float& x : q) x = q_rows.normal(q_rows.rng);
   std::vector<half_t> mask(256, 0xFC00);
   for (std::uint32_t c = 0; c < 200; c += 3) mask[c] = 0;
-  Cache::StreamJob job;
-  job.job.q = q.data();
-  job.job.q_tok_stride = kEmbd;
-  job.job.q_head_stride = kDim;
-  job.job.out = out.data();
-  job.job.out_tok_stride = kEmbd;
-  job.job.out_head_stride = kDim;
-  job.job.mask = mask.data();
-  job.job.mask_tok_stride = 256;
-  job.job.n_tok = 1;
-  job.job.n_kv = 256;
+  const Cache::StreamJob job = OneQuery(q, out, mask);
   attention::Params params;
   params.n_head = kHeads;
   params.scale = 0.125f;

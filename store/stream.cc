@@ -257,6 +257,7 @@ Result<Stream::Where> Stream::Append(std::uint32_t cell) {
   }
   p.rows++;
   p.live.set(row);
+  if (Status s = SetShift(p, row, 0); !s.ok()) return s;  // whatever the rows before went through
   index_.Set(cell, id);
   cells_end_ = std::max(cells_end_, cell + 1);
   if (p.rows == p.capacity) {
