@@ -79,7 +79,7 @@ struct PageShape {
   std::uint32_t budget = 0;  // kKPlanes: bits of a token's codes, a multiple of 4
   std::uint32_t rate8 = 0;   // kVTrellis: bits of eight values
   bool weighted = false;     // kKPlanes: widths differ by channel
-  RowsFormat format;         // kRows
+  RowsFormat format = {};    // kRows
   bool operator==(const PageShape&) const = default;
 };
 // That of a format Resolve() made.

@@ -33,6 +33,9 @@ ordered_json CacheJson(const CacheStats& cache) {
           {"cells_used", cache.cells_used},
           {"cells_capacity", cache.cells_capacity},
           {"n_streams", cache.n_streams},
+          {"logical_bytes", cache.logical_bytes},
+          {"stored_bytes", cache.stored_bytes},
+          {"resident_bytes", cache.resident_bytes},
           {"layers", std::move(layers)}};
 }
 

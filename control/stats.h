@@ -45,6 +45,9 @@ struct CacheStats {
   std::uint64_t cells_used = 0;
   std::uint64_t cells_capacity = 0;  // of one stream
   std::uint32_t n_streams = 0;
+  std::uint64_t logical_bytes = 0;   // what f16 would need for the cells in use
+  std::uint64_t stored_bytes = 0;    // bytes kept for them, all overhead counted
+  std::uint64_t resident_bytes = 0;  // those and work space
   std::vector<LayerStats> layers;
 };
 

@@ -104,19 +104,23 @@ Status Cache::SetLayouts(Layer& l) const {
 // E[q²] per channel, over all queries so far and the query heads of a KV head.
 void Cache::NoteQueries(Layer& l, const attention::Job& job, std::uint32_t n_head) {
   const std::uint32_t dim = l.shape.dim(Side::kK), gqa = n_head / l.shape.n_head_kv;
-  if (!l.shape.k_weighted || gqa == 0) return;
-  l.q_power.resize(l.shape.n_embd_k);
-  for (std::uint32_t h = 0; h < n_head; ++h) {
+  if (!l.shape.k_weighted || gqa == 0 || job.n_tok == 0) return;
+  std::vector<float>& mean = l.shape.k_weight;
+  mean.resize(l.shape.n_embd_k);
+  const std::uint64_t n = std::uint64_t{job.n_tok} * gqa;
+  const float share = static_cast<float>(n) / static_cast<float>(l.q_count + n);
+  for (std::uint32_t head = 0; head < l.shape.n_head_kv; ++head) {
     float sum[codec::kMaxDim] = {};
-    for (std::uint32_t t = 0; t < job.n_tok; ++t) {
-      const float* q = job.q + t * job.q_tok_stride + h * job.q_head_stride;
+    for (std::uint32_t i = 0; i < gqa * job.n_tok; ++i) {
+      const float* q =
+          job.q + i / gqa * job.q_tok_stride + (head * gqa + i % gqa) * job.q_head_stride;
       for (std::uint32_t c = 0; c < dim; ++c) sum[c] += q[c] * q[c];
     }
-    double* to = l.q_power.data() + std::size_t{h / gqa} * dim;
+    float* to = mean.data() + std::size_t{head} * dim;
     for (std::uint32_t c = 0; c < dim; ++c)
-      if (std::isfinite(sum[c])) to[c] += sum[c];
+      if (std::isfinite(sum[c])) to[c] += (sum[c] / static_cast<float>(n) - to[c]) * share;
   }
-  l.q_count += std::uint64_t{job.n_tok} * gqa;
+  l.q_count += n;
 }
 
 Status Cache::SetHeads(std::uint32_t layer, std::uint32_t n_head_kv) {
@@ -299,11 +303,6 @@ Status Cache::Maintain(std::uint32_t layer, Executor& executor) {
     if (!status.ok()) break;
   }
   if (!items.empty()) {
-    if (l->q_count != 0) {
-      l->shape.k_weight.resize(l->q_power.size());
-      for (std::size_t c = 0; c < l->q_power.size(); ++c)
-        l->shape.k_weight[c] = static_cast<float>(l->q_power[c] / static_cast<double>(l->q_count));
-    }
     if (l->shape.k.mean && l->shape.k_mean.empty()) {
       auto first = std::find_if(items.begin(), items.end(),
                                 [](const Item& i) { return i.task.side == Side::kK; });
@@ -481,8 +480,7 @@ CacheBytes Cache::bytes() {
     }
     lb.sum.scales[0] += l.shape.k_mean.capacity() * sizeof(float);
     lb.sum.index += l.shape.k_mean_before.capacity() * sizeof(float);
-    lb.sum.index +=
-        l.q_power.capacity() * sizeof(double) + l.shape.k_weight.capacity() * sizeof(float);
+    lb.sum.index += l.shape.k_weight.capacity() * sizeof(float);
     for (const auto& [shift, angles] : l.shape.turns)
       lb.sum.index += sizeof(shift) + sizeof(angles) + angles.capacity() * sizeof(float);
     out.cells_used = std::max(out.cells_used, lb.sum.live_rows);

@@ -140,9 +140,8 @@ class Cache {
     std::uint32_t copy_from = 0, copy_to = 0;
     std::uint64_t rows_written = 0;
     std::uint64_t rows_clamped = 0;
-    bool restored = false;        // since Clear
-    std::vector<double> q_power;  // [n_embd_k] sum of q², never cleared
-    std::uint64_t q_count = 0;
+    bool restored = false;      // since Clear
+    std::uint64_t q_count = 0;  // queries that LayerShape::k_weight is the mean over
   };
   Layer* Get(std::uint32_t layer);
   Status SetLayouts(Layer& layer) const;

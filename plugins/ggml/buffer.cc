@@ -405,6 +405,7 @@ void Buffer::AddTo(control::Snapshot& out) {
     ls.format_k = codec::FormatName(l.format.k);
     ls.format_v = codec::FormatName(l.format.v);
     ls.logical_bytes = l.logical[0] + l.logical[1];
+    cs.logical_bytes += ls.logical_bytes;
     out.logical_bytes_k += l.logical[0];
     out.logical_bytes_v += l.logical[1];
     for (int s = 0; s < 2; ++s) {
@@ -427,6 +428,8 @@ void Buffer::AddTo(control::Snapshot& out) {
   out.resident.slack += slack;
   out.resident.index += index;
   out.resident.scratch += b.scratch;
+  cs.stored_bytes = own[0] + own[1] + slack + index;
+  cs.resident_bytes = cs.stored_bytes + b.scratch;
   // What no side owns is shared by both in proportion.
   const std::uint64_t both = own[0] + own[1];
   const std::uint64_t k_share = both == 0 ? 0 : (slack + index) * own[0] / both;

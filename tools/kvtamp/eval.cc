@@ -3,11 +3,7 @@
 #include <fmt/format.h>
 #include <ggml.h>
 #include <llama.h>
-#include <signal.h>  // sigaction
-#include <stdlib.h>
-#include <unistd.h>
 
-#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <fstream>
@@ -18,14 +14,15 @@
 #include "control/stats.h"
 #include "tools/kvtamp/cli.h"
 #include "tools/kvtamp/evaluate.h"
+#include "tools/kvtamp/host_types.h"
 #include "tools/kvtamp/layout.h"
 #include "tools/kvtamp/plugin.h"
+#include "tools/kvtamp/progress.h"
 
 namespace kvtamp::tool {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Clock = std::chrono::steady_clock;
 
 constexpr const char* kFooter = R"(
 Examples:
@@ -37,25 +34,6 @@ Examples:
 The base is the host's f16 cache with flash attention. Scored: the second half of each chunk.
 Exit code: 0 done, 1 failed, 2 bad usage, 3 done but a --fail-if limit was passed.)";
 
-// What the host's programs allow.
-constexpr ggml_type kHostTypes[] = {GGML_TYPE_F32,    GGML_TYPE_F16,  GGML_TYPE_BF16,
-                                    GGML_TYPE_Q8_0,   GGML_TYPE_Q4_0, GGML_TYPE_Q4_1,
-                                    GGML_TYPE_IQ4_NL, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1};
-
-Result<ggml_type> HostType(const std::string& text, const std::string& where) {
-  std::vector<std::string> names;
-  for (const ggml_type type : kHostTypes) {
-    names.emplace_back(ggml_type_name(type));
-    if (names.back() == text) return type;
-  }
-  std::string list;
-  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
-  const std::string near = control::NearestName(text, names);
-  return Status::Invalid(fmt::format("{} {}: not a cache type of the host's, which are {}{}", where,
-                                     text, list,
-                                     near.empty() ? "" : "; did you mean " + near + "?"));
-}
-
 std::string CpuInfo() {
   std::ifstream in("/proc/cpuinfo");
   for (std::string line; std::getline(in, line);) {
@@ -63,39 +41,6 @@ std::string CpuInfo() {
   }
   return "";
 }
-
-volatile std::sig_atomic_t g_stop = 0;
-void OnInterrupt(int) { g_stop = 1; }
-
-// One line on a terminal, one line a minute otherwise.
-class Progress {
- public:
-  explicit Progress(bool quiet) : quiet_(quiet), terminal_(::isatty(STDERR_FILENO) == 1) {}
-  ~Progress() {
-    if (shown_ && terminal_) fmt::print(stderr, "\r\033[K");
-  }
-
-  bool operator()(std::uint32_t chunk, double done) {
-    const auto now = Clock::now();
-    const auto wait =
-        terminal_ ? std::chrono::milliseconds(500) : std::chrono::milliseconds(60'000);
-    if (!quiet_ && now - last_ >= wait) {
-      last_ = now;
-      shown_ = true;
-      const double left = std::chrono::duration<double>(now - start_).count() * (1 - done) / done;
-      fmt::print(stderr, "{}kvtamp eval: chunk {}, {:.0f}%, {:.0f} s left{}",
-                 terminal_ ? "\r\033[K" : "", chunk + 1, 100 * done, left, terminal_ ? "" : "\n");
-    }
-    return g_stop == 0;
-  }
-
- private:
-  bool quiet_;
-  bool terminal_;
-  bool shown_ = false;
-  Clock::time_point start_ = Clock::now();
-  Clock::time_point last_ = start_;
-};
 
 struct Limit {
   std::string text;
@@ -161,16 +106,15 @@ void PrintMarkdown(const Json& j) {
              j.at("chunks").get<int>(), j.at("n_ctx").get<int>(), j.at("n_ubatch").get<int>(),
              j.at("n_threads").get<int>());
   fmt::print(
-      "tested: device {}, K {}, V {}{}; base: the host's f16 cache{}; scored: the second half of "
-      "each "
-      "chunk, {} positions\n\n",
+      "tested: device {}, K {}, V {}{}; base: the host's f16 cache{}; scored: the {}, {} "
+      "positions\n\n",
       j.at("device").get<std::string>(), j.at("format_k").get<std::string>(),
       j.at("format_v").get<std::string>(),
       j.at("flash_attn").get<bool>() ? "" : ", no flash attention",
       j.at("n_ubatch_base") == j.at("n_ubatch")
           ? std::string()
           : fmt::format(" at micro-batch {}", j.at("n_ubatch_base").get<int>()),
-      j.at("n_scored").get<int>());
+      j.at("scored").get<std::string>(), j.at("n_scored").get<int>());
   fmt::print("| {:19} | {:>22} |\n| ------------------- | ---------------------: |\n", "", "value");
   const auto row = [](const char* name, const std::string& value) {
     fmt::print("| {:19} | {:>22} |\n", name, value);
@@ -254,6 +198,9 @@ int EvalMain(const Args& args) {
       ->check(CLI::IsMember({"on", "off"}));
   app.add_flag("--decode-only", config.decode_only,
                "score token by token, as an answer is written: slow, and where coding costs most");
+  app.add_option("--scored", config.n_scored, "score the last N of a chunk [its second half]")
+      ->type_name("N")
+      ->check(CLI::Range(2u, 1u << 20));
   app.add_flag("--noise-floor", noise_floor,
                "measure f16 through kvtamp too: what a change of rounding alone makes");
   app.add_option("--chunks", n_chunks, "chunks to run, -1 for all")
@@ -304,9 +251,13 @@ int EvalMain(const Args& args) {
                 kBadUsage);
   }
   const bool host = device == "host";
-  config.flash_attention = flash == "on";
+  TestedCache tested;
+  tested.host = host;
+  tested.flash_attention = flash == "on";
   if (n_chunks == 0 || n_chunks < -1)
     return Fail("eval", "--chunks must be positive, or -1 for all", kBadUsage);
+  if (config.n_scored >= config.n_ctx)
+    return Fail("eval", "--scored must be less than --ctx-size", kBadUsage);
   config.max_chunks = n_chunks < 0 ? 0 : static_cast<std::uint32_t>(n_chunks);
   config.n_ubatch = std::min(config.n_ubatch, config.n_ctx);
   config.n_ubatch_base =
@@ -325,11 +276,11 @@ int EvalMain(const Args& args) {
       }
       const Result<ggml_type> parsed = HostType(given.text, given.flag);
       if (!parsed.ok()) return Fail("eval", parsed.status().message(), kBadUsage);
-      if (given.path != "cache.type_v") config.type_k = parsed.value();
-      if (given.path != "cache.type_k") config.type_v = parsed.value();
+      if (given.path != "cache.type_v") tested.type_k = parsed.value();
+      if (given.path != "cache.type_k") tested.type_v = parsed.value();
     }
-    format_k = ggml_type_name(config.type_k);
-    format_v = ggml_type_name(config.type_v);
+    format_k = ggml_type_name(tested.type_k);
+    format_v = ggml_type_name(tested.type_v);
   } else {
     const Result<control::Settings> loaded = flags.Load();
     if (!loaded.ok()) {
@@ -380,53 +331,23 @@ int EvalMain(const Args& args) {
   }
   llama_backend_init();
 
-  struct sigaction action = {};
-  action.sa_handler = OnInterrupt;
-  action.sa_flags = static_cast<int>(SA_RESETHAND);  // a second Ctrl-C ends at once
-  sigaction(SIGINT, &action, nullptr);
-  Result<EvalResult> evaluated = [&] {
-    Progress progress(quiet);
-    return Evaluate(
-        config, [&](std::uint32_t chunk, double done) { return progress(chunk, done); },
-        [&](std::uint32_t n_tokens) {
-          CacheSize size;
-          for (const LayerLayout& layer : layout.value().layers) {
-            const double kept = layer.swa ? std::min(n_tokens, layout.value().n_swa) : n_tokens;
-            const double k = static_cast<double>(layer.elements_k()) * kept;
-            const double v = static_cast<double>(layer.elements_v()) * kept;
-            const auto bytes = [](ggml_type t) {
-              return static_cast<double>(ggml_type_size(t)) /
-                     static_cast<double>(ggml_blck_size(t));
-            };
-            size.logical_bytes += 2 * (k + v);
-            size.stored_bytes += k * bytes(config.type_k) + v * bytes(config.type_v);
-          }
-          size.resident_bytes = size.stored_bytes;
-          return size;
-        });
+  std::vector<TestedCache> caches = {tested};
+  if (noise_floor && !host) caches.push_back(kF16Cache);
+  const Result<EvalResult> evaluated = [&] {
+    Progress progress("eval", quiet);
+    return Evaluate(config, caches, layout.value(), [&](std::uint32_t chunk, double done) {
+      return progress.Show(done, fmt::format("chunk {}", chunk + 1));
+    });
   }();
   if (!evaluated.ok()) {
     const bool words = evaluated.status().message().starts_with("the text has");
     return Fail("eval", evaluated.status().message(), words ? kBadUsage : kFailed);
   }
-  double floor = 0;
-  if (noise_floor && !host && evaluated.value().chunks.size() == evaluated.value().n_chunks) {
-    // A new context reads its settings anew.
-    ::setenv("KVTAMP_CACHE_TYPE", "f16", 1);
-    for (const char* name :
-         {"KVTAMP_CACHE_TYPE_K", "KVTAMP_CACHE_TYPE_V", "KVTAMP_CACHE_PROFILE", "KVTAMP_CONFIG"})
-      ::unsetenv(name);
-    Progress progress(quiet);
-    const auto of_f16 = Evaluate(
-        config, [&](std::uint32_t chunk, double done) { return progress(chunk, done); },
-        [](std::uint32_t) { return CacheSize{}; });
-    if (!of_f16.ok()) return Fail("eval", of_f16.status().message(), kFailed);
-    floor = of_f16.value().total.kld_mean;
-  }
   const EvalResult& result = evaluated.value();
+  const TestedResult& of = result.tested.front();
   for (const std::string& warning : result.warnings)
     fmt::print(stderr, "kvtamp eval: warning: {}\n", warning);
-  if (result.chunks.empty())
+  if (of.chunks.empty())
     return Fail("eval", "interrupted before the first chunk was done", 128 + SIGINT);
 
   Json j;
@@ -439,8 +360,8 @@ int EvalMain(const Args& args) {
   j["ggml_version"] = ggml_version();
   j["llama_version"] = llama_version();
   j["cpu_info"] = CpuInfo();
-  j["type_k"] = ggml_type_name(config.type_k);
-  j["type_v"] = ggml_type_name(config.type_v);
+  j["type_k"] = ggml_type_name(tested.type_k);
+  j["type_v"] = ggml_type_name(tested.type_v);
   j["cache_type"] =
       host ? format_k == format_v ? format_k : format_k + "/" + format_v : codec::PairName(type);
   j["format_k"] = format_k;
@@ -449,35 +370,36 @@ int EvalMain(const Args& args) {
   j["n_batch"] = config.n_batch;
   j["n_ubatch"] = config.n_ubatch;
   j["n_ubatch_base"] = config.n_ubatch_base;
-  j["flash_attn"] = config.flash_attention;
+  j["flash_attn"] = tested.flash_attention;
   j["n_threads"] = config.n_threads;
-  j["chunks"] = result.chunks.size();
-  j["scored"] = "second half of each chunk";
+  j["chunks"] = of.chunks.size();
+  j["scored"] = config.n_scored == 0 ? "second half of each chunk"
+                                     : fmt::format("last {} of each chunk", config.n_scored);
   j["decode_only"] = config.decode_only;
-  j["n_scored"] = result.total.n;
-  AddDivergence(j, result.total);
-  if (noise_floor) j["kld_floor"] = floor;
-  const CacheSize size = MeanSize(result.chunks);
+  j["n_scored"] = of.total.n;
+  AddDivergence(j, of.total);
+  if (caches.size() > 1) j["kld_floor"] = result.tested[1].total.kld_mean;
+  const CacheSize size = MeanSize(of.chunks);
   const double n_ctx = config.n_ctx;
   j["kv_bpw"] = size.logical_bytes > 0 ? 16 * size.stored_bytes / size.logical_bytes : 0.0;
   j["kv_bytes_per_token"] = size.stored_bytes / n_ctx;
   j["kv_bytes_logical_per_token"] = size.logical_bytes / n_ctx;
   j["kv_resident_bytes_per_token"] = size.resident_bytes / n_ctx;
   j["kv_factor"] = size.stored_bytes > 0 ? size.logical_bytes / size.stored_bytes : 0.0;
-  j["pp_ts"] = Speed(result.chunks, config.n_ctx, false);
-  j["pp_ts_base"] = Speed(result.chunks, config.n_ctx, true);
+  j["pp_ts"] = Speed(of.chunks, config.n_ctx, false);
+  j["pp_ts_base"] = Speed(of.chunks, config.n_ctx, true);
   Json chunk_results = Json::array();
   std::size_t worst = 0;
-  for (std::size_t i = 0; i < result.chunks.size(); ++i) {
+  for (std::size_t i = 0; i < of.chunks.size(); ++i) {
     Json c = {{"chunk", i + 1}};
-    AddDivergence(c, result.chunks[i].divergence);
+    AddDivergence(c, of.chunks[i].divergence);
     chunk_results.push_back(std::move(c));
-    if (result.chunks[i].divergence.kld_mean > result.chunks[worst].divergence.kld_mean) worst = i;
+    if (of.chunks[i].divergence.kld_mean > of.chunks[worst].divergence.kld_mean) worst = i;
   }
   j["worst_chunk"] = worst + 1;
-  j["worst_kld_mean"] = result.chunks[worst].divergence.kld_mean;
+  j["worst_kld_mean"] = of.chunks[worst].divergence.kld_mean;
   j["chunk_results"] = std::move(chunk_results);
-  if (!result.stats_json.empty()) {
+  if (caches.size() == 1 && !result.stats_json.empty()) {  // else it adds up two caches
     Json stats = Json::parse(result.stats_json, nullptr, false);
     if (stats.is_object()) j["stats"] = std::move(stats);
   }
@@ -488,9 +410,9 @@ int EvalMain(const Args& args) {
   if (output == "md") PrintMarkdown(j);
   std::fflush(stdout);
 
-  if (result.chunks.size() < result.n_chunks) {
+  if (of.chunks.size() < result.n_chunks) {
     return Fail("eval",
-                fmt::format("interrupted: {} of {} chunks", result.chunks.size(), result.n_chunks),
+                fmt::format("interrupted: {} of {} chunks", of.chunks.size(), result.n_chunks),
                 128 + SIGINT);
   }
   int code = kDone;
