@@ -42,13 +42,34 @@ struct RowMask {
   bool operator==(const RowMask&) const = default;
 };
 
-struct Block {
+// One side of a page. There are many, and their bytes count: one word tells what only f16 has, or
+// what only codes have.
+class Block {
+ public:
   std::uint8_t* data = nullptr;  // null: nothing of this side was written
-  RowMask* written = nullptr;    // f16 only; beside the data, so that rows fill whole slabs
   std::uint32_t bytes = 0;       // of data, as allocated
-  const codec::SideLayout* layout = nullptr;  // null: f16
-  bool coded() const { return layout != nullptr; }
+
+  bool coded() const { return coded_; }
+  const codec::SideLayout* layout() const { return coded_ ? layout_ : nullptr; }  // null: f16
+  // Which rows were; f16 only, else null. Beside the data, so that rows fill whole slabs.
+  RowMask* written() const { return coded_ ? nullptr : written_; }
+  void SetCoded(const codec::SideLayout* layout) {
+    coded_ = true;
+    layout_ = layout;
+  }
+  void SetF16(RowMask* written) {
+    coded_ = false;
+    written_ = written;
+  }
+
+ private:
+  bool coded_ = false;
+  union {
+    RowMask* written_ = nullptr;
+    const codec::SideLayout* layout_;
+  };
 };
+static_assert(sizeof(Block) == 24);
 
 struct Page {
   Block k, v;
@@ -57,19 +78,21 @@ struct Page {
   std::uint32_t first_cell = 0;
   std::uint16_t capacity = 0;
   std::uint16_t rows = 0;  // appended so far, dead ones included
+  // By how many positions each key is still to be turned (a context shift): one number for all
+  // rows, or [capacity] where rows differ.
+  std::int32_t* shifts = nullptr;
+  std::int32_t shift = 0;
   State state = State::kFree;
   bool pinned = false;  // holds sinks: stays f16
   bool zero = false;    // rows of zeros: neither side has bytes, none is ever sealed
-  // By how many positions each key is still to be turned (a context shift): one number for all
-  // rows, or [capacity] where rows differ.
-  std::int32_t shift = 0;
-  std::int32_t* shifts = nullptr;
 
   std::int32_t shift_of(std::uint32_t row) const { return shifts ? shifts[row] : shift; }
   std::uint32_t cell(std::uint32_t row) const { return cells ? cells[row] : first_cell + row; }
   Block& side(codec::Side s) { return s == codec::Side::kK ? k : v; }
   const Block& side(codec::Side s) const { return s == codec::Side::kK ? k : v; }
 };
+
+static_assert(sizeof(Page) == 96);
 
 inline half_t* F16Row(const Block& b, std::uint32_t n_embd, std::uint32_t row) {
   return reinterpret_cast<half_t*>(b.data) + std::size_t{row} * n_embd;

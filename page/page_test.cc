@@ -89,13 +89,13 @@ TEST(CellIndex, FindsWhatWasSetLast) {
   }
 }
 
-TEST(CellIndex, RunsCostAQuarterByteACell) {
+TEST(CellIndex, RunsCostASixteenthByteACell) {
   CellIndex index;
   for (std::uint32_t c = 0; c < 64 * 1024; ++c) index.Set(c, c / 64);
-  EXPECT_LE(index.bytes(), 64 * 1024 / 64 * 16 * 2u);
+  EXPECT_LE(index.bytes(), 64 * 1024 / 64 * 4 * 2u);
   // A second pass in other pages leaves runs again, not tables.
   for (std::uint32_t c = 0; c < 64 * 1024; ++c) index.Set(c, 5000 + c / 64);
-  EXPECT_LE(index.bytes(), 64 * 1024 / 64 * 16 * 2u);
+  EXPECT_LE(index.bytes(), 64 * 1024 / 64 * 4 * 2u);
   EXPECT_EQ(index.Find(64 * 1024 - 1), 5000u + 1023);
 }
 

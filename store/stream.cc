@@ -38,8 +38,8 @@ void Stream::AppendViews(std::vector<attention::Page>& views, std::deque<RowMask
     v.cells = p->cells;
     v.first_cell = p->first_cell;
     v.rows = p->rows;
-    v.k_layout = p->k.layout;
-    v.v_layout = p->v.layout;
+    v.k_layout = p->k.layout();
+    v.v_layout = p->v.layout();
     if (p->shifts == nullptr) {
       v.turn = turn_of(p->shift);
       turned = turned || v.turn != nullptr;
@@ -90,7 +90,7 @@ Result<std::uint32_t> Stream::NewPage(std::uint32_t capacity, bool pinned) {
 
 void Stream::FreeBlock(Block& block) {
   alloc_.Free(block.data, block.bytes);
-  alloc_.Free(reinterpret_cast<std::uint8_t*>(block.written), sizeof(RowMask));
+  alloc_.Free(reinterpret_cast<std::uint8_t*>(block.written()), sizeof(RowMask));
   block = {};
 }
 
@@ -147,33 +147,32 @@ Status Stream::EnsureF16(Page& p, Side side, std::uint32_t row) {
   const std::size_t bytes = rows * row_bytes;
   std::uint8_t* data = alloc_.Allocate(bytes);
   if (data == nullptr) return page::NoMemory(bytes);
-  if (b.written == nullptr) {
+  if (b.written() == nullptr) {
     std::uint8_t* mask = alloc_.Allocate(sizeof(RowMask));
     if (mask == nullptr) {
       alloc_.Free(data, bytes);
       return page::NoMemory(sizeof(RowMask));
     }
-    b.written = new (mask) RowMask;
+    b.SetF16(new (mask) RowMask);
   }
   if (b.data != nullptr) std::memcpy(data, b.data, b.bytes);
   std::memset(data + b.bytes, 0, bytes - b.bytes);  // a row never written reads as zeros
   alloc_.Free(b.data, b.bytes);
   b.data = data;
   b.bytes = static_cast<std::uint32_t>(bytes);
-  b.layout = nullptr;
   return Status::Ok();
 }
 
 bool Stream::Written(const Page& p, Side side, std::uint32_t row) const {
   const Block& b = p.side(side);
   if (b.data == nullptr) return false;
-  return b.coded() || b.written->test(row);
+  return b.coded() || b.written()->test(row);
 }
 
 bool Stream::SideComplete(const Page& p, Side side) const {
   const Block& b = p.side(side);
   if (b.data == nullptr) return false;
-  return b.coded() || b.written->contains(p.live);
+  return b.coded() || b.written()->contains(p.live);
 }
 
 // --- rows ---------------------------------------------------------------------------------------
@@ -221,7 +220,7 @@ void Stream::PopDead() {
       if (b.data == nullptr) continue;
       std::memset(page::F16Row(b, shape_.n_embd(side), p.rows), 0,
                   shape_.n_embd(side) * sizeof(half_t));
-      b.written->reset(p.rows);
+      b.written()->reset(p.rows);
     }
   }
   if (p.rows == 0) FreePage(open_);
@@ -317,7 +316,7 @@ Result<half_t*> Stream::Place(Side side, std::uint32_t cell) {
   if (side == Side::kK) {
     if (Status s = SetShift(p, at.row, 0); !s.ok()) return s;
   }
-  p.side(side).written->set(at.row);
+  p.side(side).written()->set(at.row);
   return page::F16Row(p.side(side), n_embd, at.row);
 }
 
@@ -379,7 +378,7 @@ Status Stream::Write(Side side, std::uint32_t cell, const half_t* row) {
 
 void Stream::DecodeHead(const Block& b, Side side, std::uint32_t h, std::uint32_t row,
                         float* out) const {
-  const codec::SideLayout::Head& head = b.layout->heads[h];
+  const codec::SideLayout::Head& head = b.layout()->heads[h];
   if (side == Side::kK) {
     codec::DecodeRowK(head.coding, head.shape, b.data + head.offset, shape_.mean_of(h), row, out);
   } else {
@@ -443,7 +442,7 @@ Status Stream::PinRow(const Page& from, std::uint32_t row) {
     if (Status s = EnsureF16(to, side, at); !s.ok()) return s;
     if (!written) continue;
     ReadRow(from, side, row, page::F16Row(to.side(side), shape_.n_embd(side), at));
-    to.side(side).written->set(at);
+    to.side(side).written()->set(at);
   }
   to.rows++;
   to.live.set(at);
@@ -473,18 +472,18 @@ void Stream::CopyFrom(const Stream& other, Status& status) {
   auto copy = [&](const Block& from, Block& to) {
     if (from.data == nullptr) return true;
     to = from;
-    to.written = nullptr;
     if (from.coded()) {  // never changed in place
       alloc_.Share(from.data);
       return true;
     }
+    to.SetF16(nullptr);
     to.data = alloc_.Allocate(from.bytes);
     if (to.data == nullptr) return false;
     std::memcpy(to.data, from.data, from.bytes);
-    if (from.written == nullptr) return true;
+    if (from.written() == nullptr) return true;
     std::uint8_t* mask = alloc_.Allocate(sizeof(RowMask));
     if (mask == nullptr) return false;
-    to.written = new (mask) RowMask(*from.written);
+    to.SetF16(new (mask) RowMask(*from.written()));
     return true;
   };
   auto copy_numbers = [&]<class T>(const T* from, T*& to, const Page& p) {
@@ -557,16 +556,16 @@ StreamBytes Stream::bytes() const {
         // What several streams own is counted once, by parts.
         const std::uint32_t owners = alloc_.owners(b.data);
         const std::uint64_t codes =
-            std::uint64_t{b.layout->bytes - b.layout->scales} * live / p.capacity / owners;
-        const std::uint64_t scales = b.layout->scales / owners;
+            std::uint64_t{b.layout()->bytes - b.layout()->scales} * live / p.capacity / owners;
+        const std::uint64_t scales = b.layout()->scales / owners;
         out.coded[s] += codes;
         out.scales[s] += scales;
         out.slack += b.bytes / owners - codes - scales;
-        out.index += b.written != nullptr ? sizeof(RowMask) : 0;
+        out.index += b.written() != nullptr ? sizeof(RowMask) : 0;
         continue;
       }
       out.slack += b.bytes - useful;
-      out.index += b.written != nullptr ? sizeof(RowMask) : 0;
+      out.index += b.written() != nullptr ? sizeof(RowMask) : 0;
     }
   }
   out.index +=

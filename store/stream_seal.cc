@@ -17,7 +17,7 @@ using page::State;
 
 bool Stream::IsFinal(const Page& p, Side side) const {
   return shape_.n_embd(side) == 0 ||
-         (SideComplete(p, side) && p.side(side).layout == shape_.final_of(side));
+         (SideComplete(p, side) && p.side(side).layout() == shape_.final_of(side));
 }
 
 Status Stream::CollectSeals(std::vector<SealTask>& tasks) {
@@ -37,7 +37,7 @@ Status Stream::CollectSeals(std::vector<SealTask>& tasks) {
       const Block& b = pages_[id]->side(side);
       const codec::SideLayout* to = due ? shape_.final_of(side) : shape_.window_of(side);
       const bool ready = b.data != nullptr && SideComplete(*pages_[id], side);
-      return ready && b.layout != to ? to : nullptr;
+      return ready && b.layout() != to ? to : nullptr;
     };
     if (wanted(Side::kK) != nullptr || wanted(Side::kV) != nullptr) {
       if (Status s = MovePinned(id); !s.ok()) return s;
@@ -99,7 +99,7 @@ void Stream::FinishSeal(const SealTask& task) {
   Block& b = p.side(task.side);
   FreeBlock(b);
   b.data = task.coded;
-  b.layout = task.to;
+  b.SetCoded(task.to);
   b.bytes = task.to->bytes;
   if (IsFinal(p, Side::kK) && IsFinal(p, Side::kV)) {
     p.state = State::kSealed;
@@ -154,7 +154,7 @@ Status Stream::RecodeK(Page& p, const std::vector<half_t>& rows) {
   std::uint8_t* coded = alloc_.Allocate(p.k.bytes);  // the old bytes may have other owners
   if (coded == nullptr) return page::NoMemory(p.k.bytes);
   for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h) {
-    const codec::SideLayout::Head& to = p.k.layout->heads[h];
+    const codec::SideLayout::Head& to = p.k.layout()->heads[h];
     EncodeRows(Side::kK, to, h,
                {rows.data() + std::size_t{h} * to.shape.dim, shape_.n_embd_k, p.live.word}, coded);
   }
@@ -200,7 +200,7 @@ Status Stream::CompactInto(std::uint32_t a, std::uint32_t b) {
         if (!Written(old, side, r)) continue;
         if (Status s = EnsureF16(p, side, p.capacity - 1u); !s.ok()) return s;
         ReadRow(old, side, r, page::F16Row(p.side(side), shape_.n_embd(side), row));
-        p.side(side).written->set(row);
+        p.side(side).written()->set(row);
       }
       p.live.set(row);
       p.rows++;
