@@ -122,7 +122,7 @@ PageShape ShapeOf(const Format& resolved, Side side, std::uint32_t dim, std::uin
   if (!coding.ok()) return shape;
   if (coding.value() == Coding::kKPlanes) {
     shape.budget = std::max(4u, (resolved.centibits * dim + 200) / 400 * 4);
-    shape.weighted = resolved.weighted;
+    shape.weighted = resolved.weighted || resolved.by_range;
   }
   if (coding.value() == Coding::kRows) {
     const bool fp8 = resolved.levels == Levels::kFp8E4m3 || resolved.levels == Levels::kFp8E5m2;

@@ -166,7 +166,7 @@ bool ParseModifiers(Words& words, Format& p) {
   std::uint32_t n = 0;
   while (!words.done()) {
     if (words.EatModifier("+had", p.hadamard) || words.EatModifier("+mean", p.mean) ||
-        words.EatModifier("+qw", p.weighted))
+        words.EatModifier("+qw", p.weighted) || words.EatModifier("+rw", p.by_range))
       continue;
     if (!words.EatModifier("+out", outliers) || !words.EatNumber(1, 64, n)) return false;
     p.outliers = static_cast<std::uint16_t>(n);
@@ -317,6 +317,7 @@ std::string FormatName(const Format& format) {
   if (format.hadamard) name += "+had";
   if (format.mean) name += "+mean";
   if (format.weighted) name += "+qw";
+  if (format.by_range) name += "+rw";
   if (format.outliers != 0) name += "+out" + std::to_string(format.outliers);
   return name;
 }
@@ -360,7 +361,8 @@ std::string PairName(const Pair& pair) {
 
 // What kRows can hold.
 bool HasRows(const Format& format, Side side) {
-  if (format.weighted || format.levels == Levels::kTcq || (side == Side::kV && format.mean))
+  if (format.weighted || format.by_range || format.levels == Levels::kTcq ||
+      (side == Side::kV && format.mean))
     return false;
   if (IsFp8(format.levels)) return !format.sym && format.centibits == 800;
   const bool whole = format.centibits % 100 == 0 && format.centibits >= 100;
@@ -376,9 +378,9 @@ Result<Coding> CodingOf(const Format& format, Side side) {
     f.mean = false;
     if (f == Format{Levels::kInt, 800, Axis::kChannel}) return Coding::kKInt8;
     if (f == Format{Levels::kInt, 400, Axis::kChannel}) return Coding::kKInt4;
-    f.weighted = false;
-    const bool whole = f.centibits % 100 == 0;
-    if ((format.weighted || whole) && f.centibits >= 100 && f.centibits <= 800) {
+    const bool whole = f.centibits % 100 == 0, varied = f.weighted != f.by_range;
+    if (varied) f.weighted = f.by_range = false;
+    if ((varied || whole) && f.centibits >= 100 && f.centibits <= 800) {
       f.centibits = 0;
       if (f == Format{Levels::kInt, 0, Axis::kChannel}) return Coding::kKPlanes;
     }

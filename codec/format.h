@@ -2,16 +2,17 @@
 //
 //   FORMAT = "f16" | (("int" | "lm" | "tcq") BITS | "fp8_e4m3" | "fp8_e5m2") ["_g" N]
 //            ("_pc" | "_pt") ["_sym"] MODIFIERS
-//   MODIFIERS = ["+had"] ["+mean"] ["+qw"] ["+out" N]
+//   MODIFIERS = ["+had"] ["+mean"] ["+qw" | "+rw"] ["+out" N]
 //   PAIR   = "k" BITS "v" BITS        short names that set both sides, e.g. k4v4, k2.5v2.25
 //
 // `_pc` per channel and `_pt` per token, always inside one page of one head; `lm` = Lloyd-Max
 // levels of a Gaussian; `tcq` = trellis-coded levels; `+had` = block-diagonal Hadamard over the
 // head before coding; `+mean` = the head's mean key is taken off before coding (softmax does not
-// see it); `+qw` = bits per channel weighted by the queries, BITS being their mean;
+// see it); `+qw` = bits per channel weighted by the queries, BITS being their mean; `+rw` = the
+// same by range alone, to see what the queries bring;
 // `+outN` = the N channels of largest range are kept apart in f16. BITS may be
-// fractional, to hundredths, for `+qw` and `tcq`. ParseFormat(FormatName(f)) == f for every f with
-// a layout.
+// fractional, to hundredths, for `+qw`, `+rw` and `tcq`. ParseFormat(FormatName(f)) == f for every
+// f with a layout.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +37,8 @@ struct Format {
   bool sym = false;
   bool hadamard = false;
   bool mean = false;
-  bool weighted = false;
+  bool weighted = false;       // +qw
+  bool by_range = false;       // +rw
   std::uint16_t outliers = 0;  // channels kept in f16
 
   bool operator==(const Format&) const = default;

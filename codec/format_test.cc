@@ -27,9 +27,9 @@ std::vector<Format> AllFormats() {
     for (std::uint16_t bits : kCentibits) {
       for (Axis axis : {Axis::kChannel, Axis::kToken}) {
         for (std::uint16_t group : {0, 1, 32, 64, 576}) {
-          for (int flags = 0; flags < 16; ++flags) {
+          for (int flags = 0; flags < 32; ++flags) {
             all.push_back({levels, bits, axis, group, (flags & 1) != 0, (flags & 2) != 0,
-                           (flags & 4) != 0, (flags & 8) != 0});
+                           (flags & 4) != 0, (flags & 8) != 0, (flags & 16) != 0});
           }
         }
       }
