@@ -18,6 +18,7 @@ inline constexpr int kLimitPassed = 3;
 int RunMain(const Args& args);
 int DoctorMain(const Args& args);
 int BenchMain(const Args& args);
+int ErrorsMain(const Args& args);
 int EvalMain(const Args& args);
 int FormatsMain(const Args& args);
 int SensitivityMain(const Args& args);

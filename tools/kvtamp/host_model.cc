@@ -31,6 +31,8 @@ Context MakeContext(llama_model* model, const ContextShape& shape) {
   params.type_v = shape.type_v;
   params.swa_full = false;  // as the host's programs do
   params.no_perf = true;
+  params.cb_eval = shape.on_node;
+  params.cb_eval_user_data = shape.on_node_data;
   return {llama_init_from_model(model, params), &llama_free};
 }
 

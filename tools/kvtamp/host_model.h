@@ -23,6 +23,9 @@ struct ContextShape {
   int n_threads = 1;
   bool flash_attention = true;
   ggml_type type_k = GGML_TYPE_F16, type_v = GGML_TYPE_F16;
+  // Sees the graph's nodes as they are computed.
+  ggml_backend_sched_eval_callback on_node = nullptr;
+  void* on_node_data = nullptr;
 };
 Context MakeContext(llama_model* model, const ContextShape& shape);
 

@@ -23,6 +23,7 @@ constexpr Command kCommands[] = {
     {"run", RunMain, "start a llama.cpp program with its cache kept by kvtamp"},
     {"doctor", DoctorMain, "check this machine, the host, the settings and a model"},
     {"eval", EvalMain, "what a format costs in quality, against the host's f16 cache"},
+    {"errors", ErrorsMain, "where a format's loss comes from: by layer, head, K and V"},
     {"bench", BenchMain, "tables of caches side by side: bench quality"},
     {"sensitivity", SensitivityMain, "what each KV head's precision is worth; writes a profile"},
     {"formats", FormatsMain, "the formats of the cache and their true size"},
