@@ -1,31 +1,24 @@
 // kvtamp eval: what a cache format costs in quality, against the host's own f16 cache, in one
 // process.
 #include <fmt/format.h>
-#include <ggml.h>
 #include <llama.h>
-#include <signal.h>  // sigaction
 #include <stdlib.h>
-#include <unistd.h>
 
-#include <chrono>
-#include <cmath>
 #include <csignal>
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <optional>
-#include <regex>
+#include <filesystem>
 
-#include "control/stats.h"
 #include "tools/kvtamp/cli.h"
+#include "tools/kvtamp/eval_options.h"
+#include "tools/kvtamp/eval_report.h"
 #include "tools/kvtamp/evaluate.h"
 #include "tools/kvtamp/layout.h"
 #include "tools/kvtamp/plugin.h"
+#include "tools/kvtamp/progress.h"
+#include "tools/kvtamp/run_log.h"
+#include "tools/kvtamp/tasks.h"
 
 namespace kvtamp::tool {
 namespace {
-
-using Json = nlohmann::ordered_json;
-using Clock = std::chrono::steady_clock;
 
 constexpr const char* kFooter = R"(
 Examples:
@@ -33,474 +26,228 @@ Examples:
   kvtamp eval -m model.gguf -f text.txt -ub 64 --cache int8 -o json --fail-if 'kld_mean>0.01'
   kvtamp eval -m model.gguf -f text.txt --device host -ctk q4_0 -ctv q4_0
   kvtamp eval -m model.gguf -f text.txt --device host -fa off   (what arithmetic alone changes)
+  kvtamp eval -m model.gguf -f text.txt -ub 64 --task needle --lengths 1024,2048 --needles 4
+  kvtamp eval -m model.gguf -f text.txt --task ruler --ruler-tasks multikey,vt --resume run.jsonl
+  kvtamp eval -m model.gguf -f text.txt --task generate --n-predict 128 --fail-if 'bleu<60'
 
-The base is the host's f16 cache with flash attention. Scored: the second half of each chunk.
+The base is the host's f16 cache with flash attention. Scored by kl and ppl: the second half of each
+chunk. needle and ruler ask for what the text hides, generate goes on from passages of it and
+compares with the base's answers. docs/quality.md says what the figures mean.
 Exit code: 0 done, 1 failed, 2 bad usage, 3 done but a --fail-if limit was passed.)";
 
-// What the host's programs allow.
-constexpr ggml_type kHostTypes[] = {GGML_TYPE_F32,    GGML_TYPE_F16,  GGML_TYPE_BF16,
-                                    GGML_TYPE_Q8_0,   GGML_TYPE_Q4_0, GGML_TYPE_Q4_1,
-                                    GGML_TYPE_IQ4_NL, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1};
+// What a run needs beside its words.
+struct Session {
+  EvalOptions options;
+  ModelLayout layout;
+  Plugin plugin;
+  RunLog log;
+  std::string text;
 
-Result<ggml_type> HostType(const std::string& text, const std::string& where) {
-  std::vector<std::string> names;
-  for (const ggml_type type : kHostTypes) {
-    names.emplace_back(ggml_type_name(type));
-    if (names.back() == text) return type;
+  const Plugin* device() const { return options.host() ? nullptr : &plugin; }
+};
+
+// An exit code, when something is wrong.
+std::optional<int> Prepare(Session& session) {
+  EvalOptions& options = session.options;
+  const auto fail = [](const Status& status, int code) {
+    return Fail("eval", status.message(), code);
+  };
+  SilenceHost(options.verbose);
+  Result<ModelLayout> layout = ReadLayout(options.config.model);
+  if (!layout.ok()) return fail(layout.status(), kFailed);
+  session.layout = std::move(layout.value());
+  if (session.layout.layers.empty()) {
+    return Fail(
+        "eval",
+        fmt::format("{} has no attention (architecture {}): there is no K/V cache to evaluate",
+                    options.config.model, session.layout.architecture),
+        kFailed);
   }
-  std::string list;
-  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
-  const std::string near = control::NearestName(text, names);
-  return Status::Invalid(fmt::format("{} {}: not a cache type of the host's, which are {}{}", where,
-                                     text, list,
-                                     near.empty() ? "" : "; did you mean " + near + "?"));
+  if (options.settings) {
+    if (const Status fits = CheckFormats(session.layout, *options.settings); !fits.ok())
+      return fail(fits, kBadUsage);
+  }
+  Result<std::string> text = ReadFile(options.text_file);
+  if (!text.ok()) return fail(text.status(), kFailed);
+  session.text = std::move(text.value());
+  std::error_code ec;
+  Result<RunLog> log = RunLog::Open(
+      options.resume,
+      options.Identity(session.text, std::filesystem::file_size(options.config.model, ec)));
+  if (!log.ok()) return fail(log.status(), kBadUsage);
+  session.log = std::move(log.value());
+  if (!options.host()) {
+    const Result<std::string> path = FindPlugin();
+    if (!path.ok()) return fail(path.status(), kFailed);
+    const Result<Plugin> loaded = LoadPlugin(path.value());
+    if (!loaded.ok()) return fail(loaded.status(), kFailed);
+    session.plugin = loaded.value();
+  }
+  llama_backend_init();
+  NoteInterrupts();
+  return std::nullopt;
 }
 
-std::string CpuInfo() {
-  std::ifstream in("/proc/cpuinfo");
-  for (std::string line; std::getline(in, line);) {
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  }
-  return "";
+// A new context reads its settings anew.
+void TestF16FromHereOn() {
+  ::setenv("KVTAMP_CACHE_TYPE", "f16", 1);
+  for (const char* name :
+       {"KVTAMP_CACHE_TYPE_K", "KVTAMP_CACHE_TYPE_V", "KVTAMP_CACHE_PROFILE", "KVTAMP_CONFIG"})
+    ::unsetenv(name);
 }
 
-volatile std::sig_atomic_t g_stop = 0;
-void OnInterrupt(int) { g_stop = 1; }
+int Report(const Session& session, const Json& report, std::size_t done, std::size_t asked,
+           const char* what) {
+  PrintReport(session.options, report);
+  if (done < asked) {
+    return Fail("eval", fmt::format("interrupted: {} of {} {}", done, asked, what), 128 + SIGINT);
+  }
+  return CheckLimits("eval", session.options.limits, report);
+}
 
-// One line on a terminal, one line a minute otherwise.
-class Progress {
+int RunChunks(Session& session) {
+  EvalConfig& config = session.options.config;
+  config.text = session.text;
+  config.plugin = session.device();
+  const auto run = [&](const char* pass) {
+    Progress progress("eval", session.options.quiet);
+    return Evaluate(config,
+                    {[&](double done, const std::string& what) { return progress(done, what); },
+                     [&](std::uint32_t n) {
+                       return SizeOfHostCache(session.layout, config.type_k, config.type_v, n);
+                     },
+                     &session.log, pass});
+  };
+  const Result<EvalResult> evaluated = run("tested");
+  if (!evaluated.ok()) {
+    const bool words = evaluated.status().message().starts_with("the text has");
+    return Fail("eval", evaluated.status().message(), words ? kBadUsage : kFailed);
+  }
+  const EvalResult& result = evaluated.value();
+  std::optional<EvalResult> floor;
+  if (session.options.noise_floor && config.plugin != nullptr &&
+      result.chunks.size() == result.n_chunks) {
+    TestF16FromHereOn();
+    Result<EvalResult> of_f16 = run("floor");
+    if (!of_f16.ok()) return Fail("eval", of_f16.status().message(), kFailed);
+    floor = std::move(of_f16.value());
+  }
+  for (const std::string& warning : result.warnings)
+    fmt::print(stderr, "kvtamp eval: warning: {}\n", warning);
+  if (result.chunks.empty())
+    return Fail("eval", "interrupted before the first chunk was done", 128 + SIGINT);
+  return Report(session, MakeReport(session.options, result, floor ? &*floor : nullptr),
+                result.chunks.size(), result.n_chunks, "chunks");
+}
+
+class Asking {
  public:
-  explicit Progress(bool quiet) : quiet_(quiet), terminal_(::isatty(STDERR_FILENO) == 1) {}
-  ~Progress() {
-    if (shown_ && terminal_) fmt::print(stderr, "\r\033[K");
-  }
+  explicit Asking(Session& session) : session_(session) {}
 
-  bool operator()(std::uint32_t chunk, double done) {
-    const auto now = Clock::now();
-    const auto wait =
-        terminal_ ? std::chrono::milliseconds(500) : std::chrono::milliseconds(60'000);
-    if (!quiet_ && now - last_ >= wait) {
-      last_ = now;
-      shown_ = true;
-      const double left = std::chrono::duration<double>(now - start_).count() * (1 - done) / done;
-      fmt::print(stderr, "{}kvtamp eval: chunk {}, {:.0f}%, {:.0f} s left{}",
-                 terminal_ ? "\r\033[K" : "", chunk + 1, 100 * done, left, terminal_ ? "" : "\n");
+  int Run() {
+    const EvalOptions& options = session_.options;
+    Result<ModelPair> models = LoadPair(options.config.model, session_.device());
+    if (!models.ok()) return Fail("eval", models.status().message(), kFailed);
+    models_ = std::move(models.value());
+    run_.model = FactsOf(models_.tested());
+    Result<std::vector<Prompt>> prompts =
+        MakePrompts(Haystack(VocabularyOf(models_.tested()), session_.text), options.task);
+    if (!prompts.ok()) return Fail("eval", prompts.status().message(), kBadUsage);
+    run_.prompts = std::move(prompts.value());
+    if (Status s = AskBoth(); !s.ok()) return Fail("eval", s.message(), kFailed);
+    const bool whole = run_.tested.size() == run_.prompts.size();
+    if (options.noise_floor && !options.host() && whole) {
+      if (Status s = AskFloor(); !s.ok()) return Fail("eval", s.message(), kFailed);
     }
-    return g_stop == 0;
+    if (run_.tested.empty())
+      return Fail("eval", "interrupted before the first prompt was answered", 128 + SIGINT);
+    return Report(session_, MakeTaskReport(options, run_), run_.tested.size(), run_.prompts.size(),
+                  "prompts");
   }
 
  private:
-  bool quiet_;
-  bool terminal_;
-  bool shown_ = false;
-  Clock::time_point start_ = Clock::now();
-  Clock::time_point last_ = start_;
+  Answerer::Config Tested(const char* name) const;
+  Status AskBoth();
+  Status AskFloor();
+  Result<std::vector<std::vector<Answer>>> Ask(std::span<Answerer* const> caches) {
+    Progress progress("eval", session_.options.quiet);
+    return AnswerAll(caches, run_.prompts, session_.log,
+                     [&](double done, const std::string& what) { return progress(done, what); });
+  }
+
+  Session& session_;
+  ModelPair models_;
+  TaskRun run_;
 };
 
-struct Limit {
-  std::string text;
-  std::string field;
-  std::string op;
-  double value = 0;
-  bool Passed(double x) const {
-    return std::isnan(x) || (op == ">" && x > value) || (op == ">=" && x >= value) ||
-           (op == "<" && x < value) || (op == "<=" && x <= value);
+Answerer::Config Asking::Tested(const char* name) const {
+  const EvalConfig& config = session_.options.config;
+  Answerer::Config out{name,
+                       {config.n_ctx, config.n_batch, config.n_ubatch, config.n_threads,
+                        config.flash_attention, config.type_k, config.type_v},
+                       config.decode_only,
+                       nullptr};
+  if (const Plugin* plugin = session_.device(); plugin != nullptr) {
+    out.size = [plugin](std::uint32_t) {
+      return SizeOfStats(nlohmann::json::parse(plugin->stats_json()));
+    };
+  } else {
+    out.size = [this, &config](std::uint32_t n) {
+      return SizeOfHostCache(session_.layout, config.type_k, config.type_v, n);
+    };
   }
-};
-
-Result<Limit> ParseLimit(const std::string& text) {
-  static const std::regex form(
-      R"(\s*([a-z_0-9]+)\s*(>=|<=|>|<)\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*)");
-  std::smatch match;
-  if (!std::regex_match(text, match, form)) {
-    return Status::Invalid("--fail-if " + text + ": must look like kld_mean>0.01");
-  }
-  return Limit{text, match[1], match[2], std::strtod(match[3].str().c_str(), nullptr)};
+  return out;
 }
 
-double Speed(const std::vector<ChunkResult>& chunks, std::uint32_t n_ctx, bool base) {
-  double seconds = 0;
-  for (const ChunkResult& chunk : chunks) seconds += base ? chunk.seconds_base : chunk.seconds;
-  return seconds > 0 ? static_cast<double>(chunks.size()) * n_ctx / seconds : 0;
+Status Asking::AskBoth() {
+  EvalConfig& config = session_.options.config;
+  config.n_ctx = ContextOf(run_.prompts);
+  const ContextShape shape{config.n_ctx, config.n_batch, config.n_ubatch_base, config.n_threads};
+  const auto base =
+      Answerer::Make(models_.base.get(), {"base", shape, config.decode_only, nullptr});
+  if (!base.ok()) return base.status();
+  const auto tested = Answerer::Make(models_.tested(), Tested("tested"));
+  if (!tested.ok()) return tested.status();
+  Answerer* const both[] = {base.value().get(), tested.value().get()};
+  auto answers = Ask(both);
+  if (!answers.ok()) return answers.status();
+  run_.base = std::move(answers.value()[0]);
+  run_.tested = std::move(answers.value()[1]);
+  if (session_.device() == nullptr || run_.tested.empty()) return Status::Ok();
+  const auto stats = nlohmann::json::parse(session_.plugin.stats_json());
+  // Empty when all answers are an earlier run's.
+  if (stats.value("rows_written_total", 1) == 0) return Status::Ok();
+  for (const std::string& warning : WarningsOfStats(stats))
+    fmt::print(stderr, "kvtamp eval: warning: {}\n", warning);
+  return Status::Ok();
 }
 
-CacheSize MeanSize(const std::vector<ChunkResult>& chunks) {
-  CacheSize mean;
-  for (const ChunkResult& chunk : chunks) {
-    const auto n = static_cast<double>(chunks.size());
-    mean.logical_bytes += chunk.size.logical_bytes / n;
-    mean.stored_bytes += chunk.size.stored_bytes / n;
-    mean.resident_bytes += chunk.size.resident_bytes / n;
-  }
-  return mean;
-}
-
-void AddDivergence(Json& j, const Divergence& d) {
-  j["ppl"] = d.ppl;
-  j["ppl_se"] = d.ppl_se;
-  j["ppl_base"] = d.ppl_base;
-  j["ppl_base_se"] = d.ppl_base_se;
-  j["ppl_ratio"] = d.ppl_ratio;
-  j["ppl_ratio_se"] = d.ppl_ratio_se;
-  j["kld_mean"] = d.kld_mean;
-  j["kld_se"] = d.kld_se;
-  j["kld_median"] = d.kld_median;
-  j["kld_p99"] = d.kld_p99;
-  j["kld_p999"] = d.kld_p999;
-  j["kld_max"] = d.kld_max;
-  j["rms_dp"] = d.rms_dp;
-  j["rms_dp_se"] = d.rms_dp_se;
-  j["same_top_p"] = d.same_top_p;
-  j["same_top_p_se"] = d.same_top_p_se;
-}
-
-void PrintMarkdown(const Json& j) {
-  const auto number = [&](const char* key) { return j.at(key).get<double>(); };
-  fmt::print("{}, {}, {} chunks of {} tokens, micro-batch {}, {} threads\n",
-             j.at("model_type").get<std::string>(), j.at("text_filename").get<std::string>(),
-             j.at("chunks").get<int>(), j.at("n_ctx").get<int>(), j.at("n_ubatch").get<int>(),
-             j.at("n_threads").get<int>());
-  fmt::print(
-      "tested: device {}, K {}, V {}{}; base: the host's f16 cache{}; scored: the second half of "
-      "each "
-      "chunk, {} positions\n\n",
-      j.at("device").get<std::string>(), j.at("format_k").get<std::string>(),
-      j.at("format_v").get<std::string>(),
-      j.at("flash_attn").get<bool>() ? "" : ", no flash attention",
-      j.at("n_ubatch_base") == j.at("n_ubatch")
-          ? std::string()
-          : fmt::format(" at micro-batch {}", j.at("n_ubatch_base").get<int>()),
-      j.at("n_scored").get<int>());
-  fmt::print("| {:19} | {:>22} |\n| ------------------- | ---------------------: |\n", "", "value");
-  const auto row = [](const char* name, const std::string& value) {
-    fmt::print("| {:19} | {:>22} |\n", name, value);
-  };
-  row("PPL", fmt::format("{:.4f} +/- {:.4f}", number("ppl"), number("ppl_se")));
-  row("PPL base", fmt::format("{:.4f} +/- {:.4f}", number("ppl_base"), number("ppl_base_se")));
-  row("PPL ratio", fmt::format("{:.5f} +/- {:.5f}", number("ppl_ratio"), number("ppl_ratio_se")));
-  row("Mean KLD", fmt::format("{:.6f} +/- {:.6f}", number("kld_mean"), number("kld_se")));
-  if (j.contains("kld_floor")) row("  noise floor", fmt::format("{:.6f}", number("kld_floor")));
-  row("Median KLD", fmt::format("{:.6f}", number("kld_median")));
-  row("99.9% KLD", fmt::format("{:.6f}", number("kld_p999")));
-  row("Maximum KLD", fmt::format("{:.6f}", number("kld_max")));
-  row("RMS dp",
-      fmt::format("{:.3f} +/- {:.3f} %", 100 * number("rms_dp"), 100 * number("rms_dp_se")));
-  row("Same top p", fmt::format("{:.3f} +/- {:.3f} %", 100 * number("same_top_p"),
-                                100 * number("same_top_p_se")));
-  row("KV bits per element", fmt::format("{:.3f}", number("kv_bpw")));
-  row("KV bytes per token", fmt::format("{:.1f}", number("kv_bytes_per_token")));
-  row("  resident", fmt::format("{:.1f}", number("kv_resident_bytes_per_token")));
-  row("  f16", fmt::format("{:.1f}", number("kv_bytes_logical_per_token")));
-  row("Prefill t/s", fmt::format("{:.1f}", number("pp_ts")));
-  row("Prefill t/s base", fmt::format("{:.1f}", number("pp_ts_base")));
-  fmt::print(
-      "\n| chunk |       PPL |  PPL base |  Mean KLD |  99.9% KLD | Same top p |\n"
-      "| ----: | --------: | --------: | --------: | ---------: | ---------: |\n");
-  for (const Json& c : j.at("chunk_results")) {
-    fmt::print("| {:5} | {:9.4f} | {:9.4f} | {:9.6f} | {:10.6f} | {:8.2f} % |{}\n",
-               c.at("chunk").get<int>(), c.at("ppl").get<double>(), c.at("ppl_base").get<double>(),
-               c.at("kld_mean").get<double>(), c.at("kld_p999").get<double>(),
-               100 * c.at("same_top_p").get<double>(),
-               c.at("chunk") == j.at("worst_chunk") ? " worst" : "");
-  }
-}
-
-void PrintCsv(const Json& j) {
-  std::string names, values;
-  for (const auto& [key, value] : j.items()) {
-    if (value.is_structured()) continue;
-    names += (names.empty() ? "" : ",") + key;
-    std::string text = value.is_string() ? value.get<std::string>() : value.dump();
-    if (value.is_string()) {
-      text = "\"" + std::regex_replace(text, std::regex("\""), "\"\"") + "\"";
-    }
-    values += (values.empty() ? "" : ",") + text;
-  }
-  fmt::print("{}\n{}\n", names, values);
+Status Asking::AskFloor() {
+  TestF16FromHereOn();
+  const auto f16 = Answerer::Make(models_.tested(), Tested("floor"));
+  if (!f16.ok()) return f16.status();
+  Answerer* const one[] = {f16.value().get()};
+  auto answers = Ask(one);
+  if (!answers.ok()) return answers.status();
+  run_.floor = std::move(answers.value()[0]);
+  return Status::Ok();
 }
 
 }  // namespace
 
 int EvalMain(const Args& args) {
   CLI::App app(
-      "Perplexity, KL divergence and same top token of a cache format, against the host's f16 "
-      "cache",
+      "What a cache format costs in quality, against the host's f16 cache: perplexity and KL "
+      "divergence, needles, RULER's tasks, written answers",
       "kvtamp eval");
   app.footer(kFooter);
-  EvalConfig config;
-  std::string text_file, device = "kvtamp", output = "md", flash = "on";
-  std::uint32_t n_batch = 0, n_ubatch_base = 0;
-  int n_chunks = 4;
-  bool quiet = false, verbose = false, noise_floor = false;
-  std::vector<std::string> limit_texts;
-  app.add_option("-m,--model", config.model, "GGUF file")->type_name("FILE")->required();
-  app.add_option("-f,--file", text_file, "text to score")->type_name("FILE")->required();
-  app.add_option("-c,--ctx-size", config.n_ctx, "tokens of a chunk, and of the context")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(CLI::Range(32u, 1u << 20));
-  app.add_option("-b,--batch-size", n_batch, "tokens of one call [the micro-batch]")
-      ->type_name("N")
-      ->check(CLI::Range(1u, 65536u));
-  app.add_option("--ubatch-size", config.n_ubatch, "-ub: micro-batch")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(CLI::Range(1u, 65536u));
-  app.add_option("--base-ub", n_ubatch_base, "micro-batch of the base [as -ub]")
-      ->type_name("N")
-      ->check(CLI::Range(1u, 65536u));
-  app.add_option("--flash-attn", flash, "-fa: flash attention of the tested context, on or off")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"on", "off"}));
-  app.add_flag("--decode-only", config.decode_only,
-               "score token by token, as an answer is written: slow, and where coding costs most");
-  app.add_flag("--noise-floor", noise_floor,
-               "measure f16 through kvtamp too: what a change of rounding alone makes");
-  app.add_option("--chunks", n_chunks, "chunks to run, -1 for all")
-      ->type_name("N")
-      ->capture_default_str();
-  config.n_threads = DefaultThreads();
-  app.add_option("-t,--threads", config.n_threads, "threads")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1024));
-  app.add_option("-o,--output", output, "md, json, jsonl or csv")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"md", "json", "jsonl", "csv"}));
-  app.add_option("--device", device, "kvtamp, or host: the host's own cache types")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"kvtamp", "host"}));
-  app.add_option("--fail-if", limit_texts,
-                 "exit with 3 when a field passes a limit, e.g. 'kld_mean>0.01'")
-      ->type_name("LIMIT");
-  app.add_flag("-q,--quiet", quiet, "no progress");
-  app.add_flag("-v,--verbose", verbose, "let the host's log through");
-  SettingFlags flags;
-  flags.AddTo(app);
+  Session session;
+  session.options.AddTo(app);
   if (const auto code = Parse(app, args)) return *code;
-
-  // Everything that can be wrong with the words, before anything is loaded.
-  std::vector<Limit> limits;
-  for (const std::string& text : limit_texts) {
-    const Result<Limit> limit = ParseLimit(text);
-    if (!limit.ok()) return Fail("eval", limit.status().message(), kBadUsage);
-    limits.push_back(limit.value());
-  }
-  Json fields;  // the names --fail-if may use
-  AddDivergence(fields, {});
-  for (const char* name :
-       {"kv_bpw", "kv_bytes_per_token", "kv_bytes_logical_per_token", "kv_resident_bytes_per_token",
-        "kv_factor", "pp_ts", "pp_ts_base", "worst_kld_mean"}) {
-    fields[name] = 0;
-  }
-  for (const Limit& limit : limits) {
-    if (fields.contains(limit.field)) continue;
-    std::vector<std::string> names;
-    for (const auto& [name, value] : fields.items()) names.push_back(name);
-    const std::string near = control::NearestName(limit.field, names);
-    return Fail("eval",
-                fmt::format("--fail-if {}: no field {}{}", limit.text, limit.field,
-                            near.empty() ? "" : "; did you mean " + near + "?"),
-                kBadUsage);
-  }
-  const bool host = device == "host";
-  config.flash_attention = flash == "on";
-  if (n_chunks == 0 || n_chunks < -1)
-    return Fail("eval", "--chunks must be positive, or -1 for all", kBadUsage);
-  config.max_chunks = n_chunks < 0 ? 0 : static_cast<std::uint32_t>(n_chunks);
-  config.n_ubatch = std::min(config.n_ubatch, config.n_ctx);
-  config.n_ubatch_base =
-      n_ubatch_base == 0 ? config.n_ubatch : std::min(n_ubatch_base, config.n_ctx);
-  config.n_batch =
-      std::min(config.n_ctx, std::max({n_batch, config.n_ubatch, config.n_ubatch_base}));
-  std::string format_k, format_v;
-  std::optional<control::Settings> settings;  // of kvtamp's cache
-  codec::Pair type;
-  if (host) {
-    for (const control::Override& given : flags.overrides()) {
-      if (given.path != "cache.type" && given.path != "cache.type_k" &&
-          given.path != "cache.type_v") {
-        return Fail("eval", given.flag + " is a setting of kvtamp's cache: leave out --device host",
-                    kBadUsage);
-      }
-      const Result<ggml_type> parsed = HostType(given.text, given.flag);
-      if (!parsed.ok()) return Fail("eval", parsed.status().message(), kBadUsage);
-      if (given.path != "cache.type_v") config.type_k = parsed.value();
-      if (given.path != "cache.type_k") config.type_v = parsed.value();
-    }
-    format_k = ggml_type_name(config.type_k);
-    format_v = ggml_type_name(config.type_v);
-  } else {
-    const Result<control::Settings> loaded = flags.Load();
-    if (!loaded.ok()) {
-      std::string message = loaded.status().message();
-      for (const control::Override& given : flags.overrides()) {
-        if (given.path.starts_with("cache.type") && HostType(given.text, "").ok() &&
-            given.text != "f16") {
-          message += " (a type of the host's own: --device host)";
-          break;
-        }
-      }
-      return Fail("eval", message, kBadUsage);
-    }
-    settings = loaded.value();
-    type = settings->type;
-    flags.Export(*settings);
-    format_k = codec::FormatName(type.k);
-    format_v = codec::FormatName(type.v);
-  }
-
-  SilenceHost(verbose);
-  const Result<ModelLayout> layout = ReadLayout(config.model);
-  if (!layout.ok()) return Fail("eval", layout.status().message(), kFailed);
-  if (layout.value().layers.empty()) {
-    return Fail(
-        "eval",
-        fmt::format("{} has no attention (architecture {}): there is no K/V cache to evaluate",
-                    config.model, layout.value().architecture),
-        kFailed);
-  }
-  if (settings) {
-    if (const Status fits = CheckFormats(layout.value(), *settings); !fits.ok()) {
-      return Fail("eval", fits.message(), kBadUsage);
-    }
-  }
-  Result<std::string> text = ReadFile(text_file);
-  if (!text.ok()) return Fail("eval", text.status().message(), kFailed);
-  config.text = std::move(text.value());
-
-  Plugin plugin;
-  if (!host) {
-    const Result<std::string> path = FindPlugin();
-    if (!path.ok()) return Fail("eval", path.status().message(), kFailed);
-    const Result<Plugin> loaded = LoadPlugin(path.value());
-    if (!loaded.ok()) return Fail("eval", loaded.status().message(), kFailed);
-    plugin = loaded.value();
-    config.plugin = &plugin;
-  }
-  llama_backend_init();
-
-  struct sigaction action = {};
-  action.sa_handler = OnInterrupt;
-  action.sa_flags = static_cast<int>(SA_RESETHAND);  // a second Ctrl-C ends at once
-  sigaction(SIGINT, &action, nullptr);
-  Result<EvalResult> evaluated = [&] {
-    Progress progress(quiet);
-    return Evaluate(
-        config, [&](std::uint32_t chunk, double done) { return progress(chunk, done); },
-        [&](std::uint32_t n_tokens) {
-          CacheSize size;
-          for (const LayerLayout& layer : layout.value().layers) {
-            const double kept = layer.swa ? std::min(n_tokens, layout.value().n_swa) : n_tokens;
-            const double k = static_cast<double>(layer.elements_k()) * kept;
-            const double v = static_cast<double>(layer.elements_v()) * kept;
-            const auto bytes = [](ggml_type t) {
-              return static_cast<double>(ggml_type_size(t)) /
-                     static_cast<double>(ggml_blck_size(t));
-            };
-            size.logical_bytes += 2 * (k + v);
-            size.stored_bytes += k * bytes(config.type_k) + v * bytes(config.type_v);
-          }
-          size.resident_bytes = size.stored_bytes;
-          return size;
-        });
-  }();
-  if (!evaluated.ok()) {
-    const bool words = evaluated.status().message().starts_with("the text has");
-    return Fail("eval", evaluated.status().message(), words ? kBadUsage : kFailed);
-  }
-  double floor = 0;
-  if (noise_floor && !host && evaluated.value().chunks.size() == evaluated.value().n_chunks) {
-    // A new context reads its settings anew.
-    ::setenv("KVTAMP_CACHE_TYPE", "f16", 1);
-    for (const char* name :
-         {"KVTAMP_CACHE_TYPE_K", "KVTAMP_CACHE_TYPE_V", "KVTAMP_CACHE_PROFILE", "KVTAMP_CONFIG"})
-      ::unsetenv(name);
-    Progress progress(quiet);
-    const auto of_f16 = Evaluate(
-        config, [&](std::uint32_t chunk, double done) { return progress(chunk, done); },
-        [](std::uint32_t) { return CacheSize{}; });
-    if (!of_f16.ok()) return Fail("eval", of_f16.status().message(), kFailed);
-    floor = of_f16.value().total.kld_mean;
-  }
-  const EvalResult& result = evaluated.value();
-  for (const std::string& warning : result.warnings)
-    fmt::print(stderr, "kvtamp eval: warning: {}\n", warning);
-  if (result.chunks.empty())
-    return Fail("eval", "interrupted before the first chunk was done", 128 + SIGINT);
-
-  Json j;
-  j["device"] = device;
-  j["model_filename"] = config.model;
-  j["model_type"] = result.model_type;
-  j["model_size"] = result.model_size;
-  j["model_n_params"] = result.n_params;
-  j["text_filename"] = text_file;
-  j["ggml_version"] = ggml_version();
-  j["llama_version"] = llama_version();
-  j["cpu_info"] = CpuInfo();
-  j["type_k"] = ggml_type_name(config.type_k);
-  j["type_v"] = ggml_type_name(config.type_v);
-  j["cache_type"] =
-      host ? format_k == format_v ? format_k : format_k + "/" + format_v : codec::PairName(type);
-  j["format_k"] = format_k;
-  j["format_v"] = format_v;
-  j["n_ctx"] = config.n_ctx;
-  j["n_batch"] = config.n_batch;
-  j["n_ubatch"] = config.n_ubatch;
-  j["n_ubatch_base"] = config.n_ubatch_base;
-  j["flash_attn"] = config.flash_attention;
-  j["n_threads"] = config.n_threads;
-  j["chunks"] = result.chunks.size();
-  j["scored"] = "second half of each chunk";
-  j["decode_only"] = config.decode_only;
-  j["n_scored"] = result.total.n;
-  AddDivergence(j, result.total);
-  if (noise_floor) j["kld_floor"] = floor;
-  const CacheSize size = MeanSize(result.chunks);
-  const double n_ctx = config.n_ctx;
-  j["kv_bpw"] = size.logical_bytes > 0 ? 16 * size.stored_bytes / size.logical_bytes : 0.0;
-  j["kv_bytes_per_token"] = size.stored_bytes / n_ctx;
-  j["kv_bytes_logical_per_token"] = size.logical_bytes / n_ctx;
-  j["kv_resident_bytes_per_token"] = size.resident_bytes / n_ctx;
-  j["kv_factor"] = size.stored_bytes > 0 ? size.logical_bytes / size.stored_bytes : 0.0;
-  j["pp_ts"] = Speed(result.chunks, config.n_ctx, false);
-  j["pp_ts_base"] = Speed(result.chunks, config.n_ctx, true);
-  Json chunk_results = Json::array();
-  std::size_t worst = 0;
-  for (std::size_t i = 0; i < result.chunks.size(); ++i) {
-    Json c = {{"chunk", i + 1}};
-    AddDivergence(c, result.chunks[i].divergence);
-    chunk_results.push_back(std::move(c));
-    if (result.chunks[i].divergence.kld_mean > result.chunks[worst].divergence.kld_mean) worst = i;
-  }
-  j["worst_chunk"] = worst + 1;
-  j["worst_kld_mean"] = result.chunks[worst].divergence.kld_mean;
-  j["chunk_results"] = std::move(chunk_results);
-  if (!result.stats_json.empty()) {
-    Json stats = Json::parse(result.stats_json, nullptr, false);
-    if (stats.is_object()) j["stats"] = std::move(stats);
-  }
-
-  if (output == "json") fmt::print("{}\n", j.dump(2));
-  if (output == "jsonl") fmt::print("{}\n", j.dump());
-  if (output == "csv") PrintCsv(j);
-  if (output == "md") PrintMarkdown(j);
-  std::fflush(stdout);
-
-  if (result.chunks.size() < result.n_chunks) {
-    return Fail("eval",
-                fmt::format("interrupted: {} of {} chunks", result.chunks.size(), result.n_chunks),
-                128 + SIGINT);
-  }
-  int code = kDone;
-  for (const Limit& limit : limits) {
-    const double value = j.at(limit.field).get<double>();
-    if (!limit.Passed(value)) continue;
-    fmt::print(stderr, "kvtamp eval: --fail-if {}: {} is {:.6g}\n", limit.text, limit.field, value);
-    code = kLimitPassed;
-  }
-  return code;
+  if (const Status s = session.options.Check(); !s.ok())
+    return Fail("eval", s.message(), kBadUsage);
+  if (const auto code = Prepare(session)) return *code;
+  return session.options.asks() ? Asking(session).Run() : RunChunks(session);
 }
 
 }  // namespace kvtamp::tool

@@ -15,8 +15,11 @@
 #include <vector>
 
 #include "base/status.h"
+#include "tools/kvtamp/cache_size.h"
 #include "tools/kvtamp/divergence.h"
+#include "tools/kvtamp/host_model.h"
 #include "tools/kvtamp/plugin.h"
+#include "tools/kvtamp/run_log.h"
 
 namespace kvtamp::tool {
 
@@ -37,25 +40,15 @@ struct EvalConfig {
   bool flash_attention = true;  // of the tested context
 };
 
-// The tested cache at the end of a chunk; all zero when the plug-in tells nothing (host: by type
-// sizes).
-struct CacheSize {
-  double logical_bytes = 0;
-  double stored_bytes = 0;
-  double resident_bytes = 0;
-};
-
 struct ChunkResult {
   Divergence divergence;
   double seconds = 0;  // in llama_decode, tested
   double seconds_base = 0;
-  CacheSize size;
+  CacheSize size;  // of the tested cache at its end
 };
 
 struct EvalResult {
-  std::string model_type;  // as libllama describes it
-  std::uint64_t model_size = 0;
-  std::uint64_t n_params = 0;
+  ModelFacts model;
   std::size_t n_tokens_text = 0;
   std::uint32_t n_chunks = 0;  // asked for and there
   Divergence total;
@@ -64,10 +57,16 @@ struct EvalResult {
   std::vector<std::string> warnings;
 };
 
-// `progress(chunk, fraction of all work)`; returning false stops after the current batch, and what
-// is complete by then is the result. `size_of_host` gives the host cache's size at n tokens.
-Result<EvalResult> Evaluate(const EvalConfig& config,
-                            const std::function<bool(std::uint32_t, double)>& progress,
-                            const std::function<CacheSize(std::uint32_t)>& size_of_host);
+// What an evaluation asks of its caller.
+struct EvalHooks {
+  // The fraction of all work that is done, and a word on what; false stops after the current batch,
+  // and what is complete by then is the result.
+  std::function<bool(double, const std::string&)> progress;
+  // Of the host's cache with n tokens.
+  std::function<CacheSize(std::uint32_t)> size_of_host;
+  RunLog* log = nullptr;  // never null: chunks found there are not run again, others are added
+  std::string pass;       // by which they are known there
+};
+Result<EvalResult> Evaluate(const EvalConfig& config, const EvalHooks& hooks);
 
 }  // namespace kvtamp::tool

@@ -1,12 +1,11 @@
 // kvtamp sensitivity: writes the profile by which bits are shared out over KV heads.
 #include <fmt/format.h>
 #include <llama.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "tools/kvtamp/cli.h"
+#include "tools/kvtamp/progress.h"
 #include "tools/kvtamp/sensitivity.h"
 
 namespace kvtamp::tool {
@@ -66,22 +65,13 @@ Examples:
   config.plugin = &plugin.value();
   llama_backend_init();
 
-  const bool terminal = ::isatty(STDERR_FILENO) != 0;
-  const auto start = std::chrono::steady_clock::now();
-  auto last = start - std::chrono::hours(1);
-  const auto measured = MeasureSensitivity(
-      config, layout.value(), [&](double done, std::uint32_t runs, const std::string& what) {
-        const auto now = std::chrono::steady_clock::now();
-        if (quiet || (!terminal && now - last < std::chrono::minutes(1))) return true;
-        last = now;
-        const double passed = std::chrono::duration<double>(now - start).count();
-        fmt::print(stderr, "{}kvtamp sensitivity: {:3.0f} %, {} runs, {}{}{}",
-                   terminal ? "\r\033[K" : "", 100 * done, runs, what,
-                   done > 0.02 ? fmt::format(", {:.0f} s left", passed / done * (1 - done)) : "",
-                   terminal ? "" : "\n");
-        return true;
-      });
-  if (terminal && !quiet) fmt::print(stderr, "\r\033[K");
+  const auto measured = [&] {
+    Progress progress("sensitivity", quiet);
+    return MeasureSensitivity(config, layout.value(),
+                              [&](double done, std::uint32_t runs, const std::string& what) {
+                                return progress(done, fmt::format("{} runs, {}", runs, what));
+                              });
+  }();
   if (!measured.ok()) return Fail("sensitivity", measured.status().message(), kFailed);
   const SensitivityResult& result = measured.value();
   if (const Status s = control::WriteProfile(output, result.profile); !s.ok())
