@@ -96,13 +96,19 @@ void TestF16FromHereOn() {
     ::unsetenv(name);
 }
 
-int Report(const Session& session, const Json& report, std::size_t done, std::size_t asked,
-           const char* what) {
+// `missing`: what an interrupt kept from being done; "" when all was.
+int Report(const Session& session, const Json& report, const std::string& missing) {
   PrintReport(session.options, report);
-  if (done < asked) {
-    return Fail("eval", fmt::format("interrupted: {} of {} {}", done, asked, what), 128 + SIGINT);
-  }
+  if (!missing.empty()) return Fail("eval", "interrupted: " + missing, 128 + SIGINT);
   return CheckLimits("eval", session.options.limits, report);
+}
+
+// `floor`: nothing when it was not to be measured.
+std::string Missing(std::size_t done, std::optional<std::size_t> floor, std::size_t asked,
+                    const char* what) {
+  if (done < asked) return fmt::format("{} of {} {}", done, asked, what);
+  if (floor.value_or(asked) == asked) return "";
+  return fmt::format("{} of {} {} of the noise floor", *floor, asked, what);
 }
 
 int RunChunks(Session& session) {
@@ -136,8 +142,12 @@ int RunChunks(Session& session) {
     fmt::print(stderr, "kvtamp eval: warning: {}\n", warning);
   if (result.chunks.empty())
     return Fail("eval", "interrupted before the first chunk was done", 128 + SIGINT);
-  return Report(session, MakeReport(session.options, result, floor ? &*floor : nullptr),
-                result.chunks.size(), result.n_chunks, "chunks");
+  const std::string missing =
+      Missing(result.chunks.size(), floor ? std::optional(floor->chunks.size()) : std::nullopt,
+              result.n_chunks, "chunks");
+  return Report(session,
+                MakeReport(session.options, result, floor && missing.empty() ? &*floor : nullptr),
+                missing);
 }
 
 class Asking {
@@ -155,14 +165,16 @@ class Asking {
     if (!prompts.ok()) return Fail("eval", prompts.status().message(), kBadUsage);
     run_.prompts = std::move(prompts.value());
     if (Status s = AskBoth(); !s.ok()) return Fail("eval", s.message(), kFailed);
-    const bool whole = run_.tested.size() == run_.prompts.size();
-    if (options.noise_floor && !options.host() && whole) {
+    const std::size_t asked = run_.prompts.size(), done = run_.tested.size();
+    std::optional<std::size_t> floor;
+    if (options.noise_floor && !options.host() && done == asked) {
       if (Status s = AskFloor(); !s.ok()) return Fail("eval", s.message(), kFailed);
+      floor = run_.floor.size();
+      if (*floor < asked) run_.floor.clear();
     }
-    if (run_.tested.empty())
+    if (done == 0)
       return Fail("eval", "interrupted before the first prompt was answered", 128 + SIGINT);
-    return Report(session_, MakeTaskReport(options, run_), run_.tested.size(), run_.prompts.size(),
-                  "prompts");
+    return Report(session_, MakeTaskReport(options, run_), Missing(done, floor, asked, "prompts"));
   }
 
  private:

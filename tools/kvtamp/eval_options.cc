@@ -135,9 +135,9 @@ void EvalOptions::AddTasks(CLI::App& app) {
   add("--chunks", n_chunks_, "kl, ppl: chunks to run, -1 for all", "N", {kKl, kPpl})
       ->capture_default_str();
   add("--lengths", lengths_,
-      "needle, ruler: tokens of a prompt [those that -c allows of 512,1024,2048]", "N,N,…",
+      "needle, ruler: tokens of a prompt [those that -c allows of 512,1024,2048]", "LIST",
       {kNeedle, kRuler});
-  add("--depths", depths_, "needle: where it is hidden, in percent", "N,N,…", {kNeedle})
+  add("--depths", depths_, "needle: where it is hidden, in percent", "LIST", {kNeedle})
       ->capture_default_str();
   add("--needles", task.n_needles, "needle: how many are in one text, each of them asked for", "N",
       {kNeedle})
@@ -145,7 +145,7 @@ void EvalOptions::AddTasks(CLI::App& app) {
       ->check(CLI::Range(1u, 64u));
   add("--ruler-tasks", ruler_tasks_,
       "ruler: some of multikey, multivalue, vt (variable tracking), cwe (common words) [all]",
-      "NAME,NAME,…", {kRuler});
+      "LIST", {kRuler});
   add("--samples", n_samples_,
       "passages of the text for each kind of prompt [needle 1, ruler 4, generate 8]", "N",
       {kNeedle, kRuler, kGenerate})

@@ -13,10 +13,14 @@ namespace {
 
 // Why a run with `now` must not go on with what one with `then` has done; "" if it may.
 std::string Difference(const Json& then, const Json& now) {
-  for (const auto& [name, value] : now.items()) {
-    if (!then.contains(name)) return fmt::format("it does not tell {}", name);
-    if (then.at(name) != value)
-      return fmt::format("it has {} {}, this run {}", name, then.at(name).dump(), value.dump());
+  const auto text = [](const Json& j, const std::string& name) {
+    return j.contains(name) ? j.at(name).dump() : std::string("none");
+  };
+  Json names = now;
+  names.update(then);
+  for (const auto& [name, value] : names.items()) {
+    if (text(then, name) != text(now, name))
+      return fmt::format("it has {} {}, this run {}", name, text(then, name), text(now, name));
   }
   return "";
 }
