@@ -59,11 +59,6 @@ constexpr const char* kOtherVariables[] = {
 
 std::string Quoted(std::string_view text) { return fmt::format("\"{}\"", text); }
 
-std::string Suggestion(std::string_view word, std::span<const std::string> names) {
-  const std::string near = NearestName(word, names);
-  return near.empty() ? std::string() : "; did you mean " + near + "?";
-}
-
 // Restricted Damerau-Levenshtein distance, case ignored, '-' and '.' the same as '_'.
 std::size_t Distance(std::string_view a, std::string_view b) {
   const auto fold = [](char c) {
@@ -459,6 +454,11 @@ std::string NearestName(std::string_view word, std::span<const std::string> name
     }
   }
   return best;
+}
+
+std::string Suggestion(std::string_view word, std::span<const std::string> names) {
+  const std::string near = NearestName(word, names);
+  return near.empty() ? std::string() : "; did you mean " + near + "?";
 }
 
 }  // namespace kvtamp::control

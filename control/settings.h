@@ -101,5 +101,7 @@ Result<Settings> LoadSettings();
 
 // Of `names` the one least edits away from `word`, or "" when none is near.
 std::string NearestName(std::string_view word, std::span<const std::string> names);
+// "; did you mean NAME?", or "".
+std::string Suggestion(std::string_view word, std::span<const std::string> names);
 
 }  // namespace kvtamp::control

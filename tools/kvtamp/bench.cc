@@ -13,6 +13,7 @@
 #include "tools/kvtamp/plugin.h"
 #include "tools/kvtamp/progress.h"
 #include "tools/kvtamp/quality_table.h"
+#include "tools/kvtamp/stored_size.h"
 
 namespace kvtamp::tool {
 namespace {
@@ -83,7 +84,7 @@ void AddOptions(CLI::App& app, Options& o) {
 
 // One entry of --caches or --host-types.
 struct Entry {
-  std::string name, settings_text;
+  std::string name, settings_text, format_k, format_v;
   TestedCache cache;
   control::Settings settings;  // of ours
 };
@@ -115,6 +116,8 @@ Result<Entry> OwnEntry(const std::string& text) {
   auto settings = control::LoadSettings(overrides, control::ProcessEnvironment());
   if (!settings.ok()) return settings.status();
   e.settings = settings.value();
+  e.format_k = codec::FormatName(e.settings.type.k);
+  e.format_v = codec::FormatName(e.settings.type.v);
   // The type by its sides alone, whatever the environment says of either.
   e.cache.environment = {{"KVTAMP_CACHE_TYPE", ""},
                          {"KVTAMP_CACHE_TYPE_K", codec::FormatName(e.settings.type.k)},
@@ -131,6 +134,7 @@ Result<Entry> HostEntry(const std::string& text) {
   const auto type = HostType(text, "--host-types");
   if (!type.ok()) return type.status();
   e.cache.type_k = e.cache.type_v = type.value();
+  e.format_k = e.format_v = e.name;
   return e;
 }
 
@@ -156,7 +160,7 @@ Result<std::vector<Entry>> Entries(const Options& o) {
 Result<QualityTable> TableOf(const Options& o, const ModelLayout& layout,
                              const std::vector<Entry>& entries, const EvalResult& result) {
   QualityTable t;
-  t.model = layout.name.empty() ? result.model_type : layout.name;
+  t.model = layout.name.empty() ? result.model.type : layout.name;
   t.text = o.text_file.substr(o.text_file.rfind('/') + 1);
   t.n_ctx = o.config.n_ctx;
   t.n_ubatch = o.config.n_ubatch;
@@ -170,8 +174,8 @@ Result<QualityTable> TableOf(const Options& o, const ModelLayout& layout,
     QualityRow row;
     row.name = e.name;
     row.device = e.cache.host ? "host" : "kvtamp";
-    row.format_k = r.format_k;
-    row.format_v = r.format_v;
+    row.format_k = e.format_k;
+    row.format_v = e.format_v;
     row.settings = e.settings_text;
     row.total = r.total;
     CacheSize now;
@@ -183,7 +187,7 @@ Result<QualityTable> TableOf(const Options& o, const ModelLayout& layout,
     row.bits = now.logical_bytes > 0 ? 16 * now.stored_bytes / now.logical_bytes : 0;
     CacheSize then;
     if (e.cache.host) {
-      then = HostCacheSize(layout, e.cache, o.n_long);
+      then = SizeOfHostCache(layout, e.cache.type_k, e.cache.type_v, o.n_long);
     } else {
       const auto size = StoredSize(layout, e.settings, o.n_long, o.config.n_ubatch);
       if (!size.ok()) return size.status();
@@ -236,13 +240,15 @@ int QualityMain(const Args& args) {
   o.config.plugin = &plugin.value();
   llama_backend_init();
 
+  RunLog log;
+  NoteInterrupts();
   std::vector<TestedCache> tested;
   for (const Entry& e : entries.value()) tested.push_back(e.cache);
   const auto result = [&] {
     Progress progress("bench quality", o.quiet);
-    return Evaluate(o.config, tested, layout.value(), [&](std::uint32_t chunk, double done) {
-      return progress.Show(done, fmt::format("chunk {}", chunk + 1));
-    });
+    return Evaluate(
+        o.config, tested, layout.value(),
+        {[&](double done, const std::string& what) { return progress(done, what); }, &log});
   }();
   if (!result.ok()) return Fail("bench quality", result.status().message(), kFailed);
   if (result.value().tested.front().chunks.empty())

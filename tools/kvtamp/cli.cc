@@ -62,12 +62,11 @@ std::optional<int> Parse(CLI::App& app, const Args& args) {
     return kDone;
   } catch (const CLI::ExtrasError&) {
     const std::string extra = app.remaining().empty() ? "" : app.remaining().front();
-    const std::string near = control::NearestName(extra.substr(0, extra.find('=')), FlagNames(app));
     const char* what = extra.starts_with("-") ? "unknown option" : "unexpected argument";
-    return Fail(
-        command.c_str(),
-        fmt::format("{} {}{}", what, extra, near.empty() ? "" : "; did you mean " + near + "?"),
-        kBadUsage);
+    return Fail(command.c_str(),
+                fmt::format("{} {}{}", what, extra,
+                            control::Suggestion(extra.substr(0, extra.find('=')), FlagNames(app))),
+                kBadUsage);
   } catch (const CLI::ParseError& error) {
     return Fail(command.c_str(), OneLine(error.what()), kBadUsage);
   }

@@ -149,6 +149,35 @@ TEST(CommandEval, Mistakes) {
   ExpectOneLine(Kvtamp("eval -m x -f y --chunks 0"), 2, "--chunks");
 }
 
+TEST(CommandEval, MistakesAboutTasks) {
+  const auto eval = [](const std::string& args) { return Kvtamp("eval -m x -f y " + args); };
+  ExpectOneLine(eval("--task neddle"), 2, "did you mean needle?");
+  ExpectOneLine(eval("--task needle --depths 0,120"), 2, "numbers from 0 to 100");
+  ExpectOneLine(eval("--task needle --depths 0,nan"), 2, "--depths");
+  ExpectOneLine(eval("--task needle --depths 0,50,50"), 2, "50 is there twice");
+  ExpectOneLine(eval("--task needle --depths ''"), 2, "--depths");
+  ExpectOneLine(eval("--task needle -c 1024 --lengths 512,2048"), 2,
+                "--lengths 2048: more than --ctx-size 1024");
+  ExpectOneLine(eval("--task needle --lengths 512,x"), 2, "--lengths");
+  ExpectOneLine(eval("--task needle --needles 0"), 2, "--needles");
+  ExpectOneLine(eval("--task ruler --ruler-tasks vt,multikye"), 2, "did you mean multikey?");
+  ExpectOneLine(eval("--task ruler --ruler-tasks vt,vt"), 2, "vt is there twice");
+  ExpectOneLine(eval("--task generate --prompt-tokens 4096"), 2, "more than --ctx-size 2048");
+  ExpectOneLine(eval("--task ruler --depths 50"), 2, "--depths means nothing to --task ruler");
+  ExpectOneLine(eval("--needles 2"), 2, "only to needle");
+  ExpectOneLine(eval("--task generate --chunks 2"), 2, "--chunks");
+  ExpectOneLine(eval("--needels 2"), 2, "did you mean --needles?");
+  ExpectOneLine(eval("--task needle --fail-if 'needle_acuracy<1'"), 2,
+                "did you mean needle_accuracy?");
+  ExpectOneLine(eval("--task needle --fail-if 'kld_mean>1'"), 2, "no field kld_mean");
+  ExpectOneLine(eval("--task ppl --fail-if 'kld_mean>1'"), 2, "no field kld_mean");
+  // Words that are right: the model is what is missing.
+  for (const char* args : {"--task needle --fail-if 'needle_accuracy_base<1' --depths 0,12.5",
+                           "--task ruler --fail-if 'ruler_score<0.5' --ruler-tasks cwe,vt",
+                           "--task generate --fail-if 'bleu<50' --fail-if 'rouge_l<0.5'"})
+    ExpectOneLine(eval(args), 1, "x");
+}
+
 TEST(CommandDoctor, SaysSettingsAndWhereTheyCameFrom) {
   const Outcome outcome = Kvtamp("doctor -o json --cache-n-sink 8", "KVTAMP_CACHE_PAGE_SIZE=32");
   EXPECT_EQ(outcome.code, 2);  // the plug-in of this test is an empty file

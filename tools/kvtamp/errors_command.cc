@@ -103,10 +103,11 @@ Examples:
   ggml_backend_load_all();
   llama_backend_init();
 
+  NoteInterrupts();
   const auto measured = [&] {
     Progress progress("errors", quiet);
     return MeasureErrors(config, layout.value(), settings.value(),
-                         [&](double done) { return progress.Show(done, "tokens"); });
+                         [&](double done) { return progress(done, "tokens"); });
   }();
   if (!measured.ok()) return Fail("errors", measured.status().message(), kFailed);
   const ErrorsResult& result = measured.value();

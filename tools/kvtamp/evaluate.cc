@@ -7,17 +7,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
 
-#include "tools/kvtamp/host_model.h"
-
 namespace kvtamp::tool {
 namespace {
-
-using Json = nlohmann::json;
 
 void ScoreRows(const float* base, const float* tested, std::size_t n_vocab,
                std::span<const llama_token> truth, int n_threads, std::span<Score> out) {
@@ -34,13 +29,35 @@ void ScoreRows(const float* base, const float* tested, std::size_t n_vocab,
   for (std::thread& helper : helpers) helper.join();
 }
 
+Json ToJson(const ChunkResult& chunk, std::span<const Score> scores) {
+  Json j = {{"seconds", chunk.seconds},
+            {"seconds_base", chunk.seconds_base},
+            {"size", ToJson(chunk.size)}};
+  for (const Score& s : scores) j["scores"].push_back({s.nll, s.nll_base, s.kld, s.dp, s.same_top});
+  return j;
+}
+
+// False when `j` is not what ToJson() gives for n scores.
+bool FromJson(const Json& j, std::size_t n, ChunkResult& chunk, std::vector<Score>& scores) {
+  try {
+    chunk.seconds = j.at("seconds");
+    chunk.seconds_base = j.at("seconds_base");
+    chunk.size = SizeOfJson(j.at("size"));
+    for (const Json& s : j.at("scores"))
+      scores.push_back({s.at(0), s.at(1), s.at(2), s.at(3), s.at(4)});
+  } catch (const Json::exception&) {
+    return false;
+  }
+  return scores.size() == n;
+}
+
 // Variables set for a while.
 class Environment {
  public:
   explicit Environment(const std::vector<std::pair<std::string, std::string>>& values) {
     for (const auto& [name, value] : values) {
       const char* old = ::getenv(name.c_str());
-      before_.emplace_back(name, old == nullptr ? std::nullopt : std::optional<std::string>(old));
+      before_.emplace_back(name, old == nullptr ? "" : old);
       Set(name, value);
     }
   }
@@ -51,93 +68,108 @@ class Environment {
   Environment& operator=(const Environment&) = delete;
 
  private:
-  static void Set(const std::string& name, const std::optional<std::string>& value) {
-    if (value && !value->empty()) {
-      ::setenv(name.c_str(), value->c_str(), 1);
-    } else {
+  static void Set(const std::string& name, const std::string& value) {
+    if (value.empty()) {
       ::unsetenv(name.c_str());
+    } else {
+      ::setenv(name.c_str(), value.c_str(), 1);
     }
   }
-  std::vector<std::pair<std::string, std::optional<std::string>>> before_;
+  std::vector<std::pair<std::string, std::string>> before_;
 };
 
-class Lockstep {
- public:
-  Lockstep(const EvalConfig& config, std::span<const TestedCache> tested, const ModelLayout& layout)
-      : config_(config), tested_(tested), layout_(layout), batch_(config.n_batch) {}
+// What one chunk gave for one tested cache.
+struct Taken {
+  ChunkResult chunk;
+  std::vector<Score> scores;
+};
 
-  Status Begin(EvalResult& result);
-  // Scores of one chunk by tested cache; empty when `progress` stopped it.
-  Status RunChunk(std::uint32_t chunk, const std::function<bool(double)>& progress,
-                  std::vector<ChunkResult>& out, std::vector<std::vector<Score>>& scores);
-  // Bytes, names of formats and warnings, from the plug-in's snapshot.
-  Status Measure(std::vector<ChunkResult>& chunks, EvalResult& result) const;
+class Evaluation {
+ public:
+  Evaluation(const EvalConfig& config, std::span<const TestedCache> tested,
+             const ModelLayout& layout, const EvalHooks& hooks)
+      : config_(config), tested_(tested), layout_(layout), hooks_(hooks), batch_(config.n_batch) {}
+
+  Result<EvalResult> Run() {
+    if (Status s = Begin(); !s.ok()) return s;
+    if (Status s = CutText(); !s.ok()) return s;
+    if (Status s = WarmUp(); !s.ok()) return s;
+    result_.tested.resize(tested_.size());
+    std::vector<std::vector<Score>> all(tested_.size());
+    for (std::uint32_t c = 0; c < result_.n_chunks && go_on_; ++c) {
+      std::vector<Taken> taken(tested_.size());
+      if (Status s = TakeChunk(c, taken); !s.ok()) return s;
+      if (taken.front().scores.size() != n_scored()) break;  // stopped within a chunk
+      for (std::size_t i = 0; i < taken.size(); ++i) {
+        taken[i].chunk.divergence = Summarize(taken[i].scores);
+        result_.tested[i].chunks.push_back(taken[i].chunk);
+        all[i].insert(all[i].end(), taken[i].scores.begin(), taken[i].scores.end());
+      }
+    }
+    for (std::size_t i = 0; i < all.size(); ++i) result_.tested[i].total = Summarize(all[i]);
+    Warn();
+    return std::move(result_);
+  }
 
  private:
+  Status Begin();
   Status MakeContexts();
-  Status Warm();
-  std::uint32_t first_scored() const {
+  Status CutText();
+  Status WarmUp();
+  // From the log, or by running it.
+  Status TakeChunk(std::uint32_t c, std::vector<Taken>& taken);
+  Result<bool> FindChunk(const std::string& name, std::vector<Taken>& taken) const;
+  Status RunChunk(std::uint32_t c, std::vector<Taken>& taken);
+  Status MeasureSizes(std::vector<Taken>& taken);
+  // Tokens [start, end) of the chunk into the batch; the true next ones of those scored.
+  std::vector<llama_token> Fill(std::uint32_t c, std::uint32_t start, std::uint32_t end);
+  void Warn();
+
+  std::uint32_t first() const {  // scored position
     return config_.n_scored == 0 ? config_.n_ctx / 2 : config_.n_ctx - config_.n_scored;
   }
+  std::size_t n_scored() const { return config_.n_ctx - 1 - first(); }
 
   const EvalConfig& config_;
   const std::span<const TestedCache> tested_;
   const ModelLayout& layout_;
-  Model base_model_{nullptr, &llama_model_free}, own_model_{nullptr, &llama_model_free};
+  const EvalHooks& hooks_;
+  ModelPair models_;
   Context base_{nullptr, &llama_free};
   std::vector<Context> contexts_;  // of tested_
-  Batch batch_;
   const llama_vocab* vocab_ = nullptr;
-  std::size_t n_vocab_ = 0;
   std::vector<llama_token> tokens_;
+  Batch batch_;
+  bool go_on_ = true;
+  nlohmann::json stats_ = nlohmann::json::object();
+  EvalResult result_;
 };
 
-Status Lockstep::Begin(EvalResult& result) {
-  TakeHostErrors();
-  base_model_ = LoadModel(config_.model, nullptr);
-  if (!base_model_) return HostError("cannot load " + config_.model);
-  if (std::any_of(tested_.begin(), tested_.end(), [](const auto& t) { return !t.host; })) {
-    own_model_ = LoadModel(config_.model, config_.plugin->device);
-    if (!own_model_)
-      return HostError("cannot load " + config_.model + " for device " + kDeviceName);
-  }
+Status Evaluation::Begin() {
+  const bool own =
+      std::any_of(tested_.begin(), tested_.end(), [](const auto& t) { return !t.host; });
+  Result<ModelPair> loaded = LoadPair(config_.model, own ? config_.plugin : nullptr);
+  if (!loaded.ok()) return loaded.status();
+  models_ = std::move(loaded.value());
+  vocab_ = llama_model_get_vocab(models_.tested());
   if (Status s = MakeContexts(); !s.ok()) return s;
-  llama_model* model = base_model_.get();
-  vocab_ = llama_model_get_vocab(model);
-  n_vocab_ = static_cast<std::size_t>(llama_vocab_n_tokens(vocab_));
-  char desc[128] = "";
-  llama_model_desc(model, desc, sizeof(desc));
-  result.model_type = desc;
-  result.model_size = llama_model_size(model);
-  result.n_params = llama_model_n_params(model);
-  const auto n_ctx_train = static_cast<std::uint32_t>(llama_model_n_ctx_train(model));
-  if (n_ctx_train > 0 && config_.n_ctx > n_ctx_train) {
-    result.warnings.push_back(fmt::format("the model was trained with {} tokens of context, not {}",
-                                          n_ctx_train, config_.n_ctx));
+  result_.model = FactsOf(models_.tested());
+  const std::uint32_t trained = result_.model.n_ctx_train;
+  if (trained > 0 && config_.n_ctx > trained) {
+    result_.warnings.push_back(fmt::format(
+        "the model was trained with {} tokens of context, not {}", trained, config_.n_ctx));
   }
-  tokens_ = Tokenize(vocab_, config_.text);
-  result.n_tokens_text = tokens_.size();
-  result.n_chunks = static_cast<std::uint32_t>(tokens_.size() / config_.n_ctx);
-  if (config_.max_chunks > 0) result.n_chunks = std::min(result.n_chunks, config_.max_chunks);
-  if (result.n_chunks == 0) {
-    return Status::Invalid(fmt::format("the text has {} tokens, fewer than one chunk of {}",
-                                       tokens_.size(), config_.n_ctx));
-  }
-  if (result.n_chunks < config_.max_chunks) {
-    result.warnings.push_back(fmt::format("the text has {} tokens: {} chunks instead of {}",
-                                          tokens_.size(), result.n_chunks, config_.max_chunks));
-  }
-  return Warm();
+  return Status::Ok();
 }
 
-Status Lockstep::MakeContexts() {
-  base_ = MakeContext(base_model_.get(),
+Status Evaluation::MakeContexts() {
+  base_ = MakeContext(models_.base.get(),
                       {config_.n_ctx, config_.n_batch, config_.n_ubatch_base, config_.n_threads});
   if (!base_)
     return HostError("cannot make a context of " + std::to_string(config_.n_ctx) + " tokens");
   for (const TestedCache& t : tested_) {
     const Environment environment(t.environment);
-    contexts_.push_back(MakeContext(t.host ? base_model_.get() : own_model_.get(),
+    contexts_.push_back(MakeContext(t.host ? models_.base.get() : models_.own.get(),
                                     {config_.n_ctx, config_.n_batch, config_.n_ubatch,
                                      config_.n_threads, t.flash_attention, t.type_k, t.type_v}));
     if (!contexts_.back()) return HostError("cannot make the context that is to be tested");
@@ -145,8 +177,25 @@ Status Lockstep::MakeContexts() {
   return Status::Ok();
 }
 
+Status Evaluation::CutText() {
+  tokens_ = Tokenize(vocab_, config_.text);
+  result_.n_tokens_text = tokens_.size();
+  std::uint32_t& n = result_.n_chunks;
+  n = static_cast<std::uint32_t>(tokens_.size() / config_.n_ctx);
+  if (config_.max_chunks > 0 && n > config_.max_chunks) n = config_.max_chunks;
+  if (n == 0) {
+    return Status::Invalid(fmt::format("the text has {} tokens, fewer than one chunk of {}",
+                                       tokens_.size(), config_.n_ctx));
+  }
+  if (n < config_.max_chunks) {
+    result_.warnings.push_back(fmt::format("the text has {} tokens: {} chunks instead of {}",
+                                           tokens_.size(), n, config_.max_chunks));
+  }
+  return Status::Ok();
+}
+
 // Weights into memory, for the timing; the base alone, the tested caches start untouched.
-Status Lockstep::Warm() {
+Status Evaluation::WarmUp() {
   double unused = 0;
   batch_.Clear();
   for (std::uint32_t i = 0; i < std::min(config_.n_batch, 8u); ++i)
@@ -154,143 +203,132 @@ Status Lockstep::Warm() {
   return Decode(base_.get(), batch_, "base", unused);
 }
 
-Status Lockstep::RunChunk(std::uint32_t chunk, const std::function<bool(double)>& progress,
-                          std::vector<ChunkResult>& out, std::vector<std::vector<Score>>& scores) {
-  const std::uint32_t n_ctx = config_.n_ctx, first = first_scored();
-  const std::span<const llama_token> text{tokens_.data() + std::size_t{chunk} * n_ctx, n_ctx};
-  const bool add_bos = llama_vocab_get_add_bos(vocab_);
-  llama_memory_clear(llama_get_memory(base_.get()), true);
-  for (const Context& c : contexts_) llama_memory_clear(llama_get_memory(c.get()), true);
-  out.assign(tested_.size(), {});
-  scores.assign(tested_.size(), {});
-  std::vector<llama_token> truth;
-  for (std::uint32_t start = 0, end = 0; start < n_ctx; start = end) {
-    end = std::min(start + config_.n_batch, n_ctx);
-    if (config_.decode_only) end = start < first ? std::min(end, first) : start + 1;
-    batch_.Clear();
-    truth.clear();
-    for (std::uint32_t pos = start; pos < end; ++pos) {
-      const bool scored = pos >= first && pos + 1 < n_ctx;
-      batch_.Add(pos == 0 && add_bos ? llama_vocab_bos(vocab_) : text[pos], pos, scored);
-      if (scored) truth.push_back(text[pos + 1]);
-    }
-    double seconds_base = 0;
-    if (Status s = Decode(base_.get(), batch_, "base", seconds_base); !s.ok()) return s;
-    for (std::size_t i = 0; i < contexts_.size(); ++i) {
-      out[i].seconds_base += seconds_base;
-      if (Status s = Decode(contexts_[i].get(), batch_, "tested", out[i].seconds); !s.ok())
-        return s;
-      if (truth.empty()) continue;
-      const std::size_t at = scores[i].size();
-      scores[i].resize(at + truth.size());
-      ScoreRows(llama_get_logits(base_.get()), llama_get_logits(contexts_[i].get()), n_vocab_,
-                truth, config_.n_threads, std::span(scores[i]).subspan(at));
-    }
-    if (!progress(static_cast<double>(end) / n_ctx) && end < n_ctx) {
-      scores.clear();
-      return Status::Ok();
+Result<bool> Evaluation::FindChunk(const std::string& name, std::vector<Taken>& taken) const {
+  for (std::size_t i = 0; i < taken.size(); ++i) {
+    const Json* found = hooks_.log->Find(tested_[i].name, name);
+    if (found == nullptr) return false;
+    if (!FromJson(*found, n_scored(), taken[i].chunk, taken[i].scores))
+      return Status::Invalid("--resume: " + name + " of the file is not whole");
+  }
+  return true;
+}
+
+Status Evaluation::TakeChunk(std::uint32_t c, std::vector<Taken>& taken) {
+  const std::string name = fmt::format("chunk {}", c + 1);
+  const Result<bool> found = FindChunk(name, taken);
+  if (!found.ok()) return found.status();
+  if (found.value()) {
+    go_on_ = hooks_.progress((c + 1.0) / result_.n_chunks, name);
+    return Status::Ok();
+  }
+  taken.assign(tested_.size(), {});
+  if (Status s = RunChunk(c, taken); !s.ok()) return s;
+  if (taken.front().scores.size() != n_scored()) return Status::Ok();
+  for (const Taken& t : taken) {
+    for (const Score& score : t.scores) {
+      if (!std::isfinite(score.kld) || !std::isfinite(score.nll))
+        return Status::Internal("the logits of " + name + " are not finite");
     }
   }
-  for (std::size_t i = 0; i < scores.size(); ++i) {
-    for (const Score& score : scores[i]) {
-      if (!std::isfinite(score.kld) || !std::isfinite(score.nll))
-        return Status::Internal(fmt::format("the logits of chunk {} are not finite", chunk + 1));
-    }
-    out[i].divergence = Summarize(scores[i]);
+  if (Status s = MeasureSizes(taken); !s.ok()) return s;
+  for (std::size_t i = 0; i < taken.size(); ++i) {
+    if (hooks_.log->Find(tested_[i].name, name) != nullptr) continue;
+    if (Status s = hooks_.log->Add(tested_[i].name, name, ToJson(taken[i].chunk, taken[i].scores));
+        !s.ok())
+      return s;
   }
   return Status::Ok();
 }
 
-Status Lockstep::Measure(std::vector<ChunkResult>& chunks, EvalResult& result) const {
-  std::size_t n_own = 0;
-  for (const TestedCache& t : tested_) n_own += t.host ? 0 : 1;
-  Json caches = Json::array();
-  if (n_own != 0) {
-    result.stats_json = config_.plugin->stats_json();
-    const Json stats = Json::parse(result.stats_json, nullptr, false);
-    if (stats.is_object()) caches = stats.value("caches", Json::array());
+std::vector<llama_token> Evaluation::Fill(std::uint32_t c, std::uint32_t start, std::uint32_t end) {
+  const llama_token* text = tokens_.data() + std::size_t{c} * config_.n_ctx;
+  const bool add_bos = llama_vocab_get_add_bos(vocab_);
+  std::vector<llama_token> truth;
+  batch_.Clear();
+  for (std::uint32_t pos = start; pos < end; ++pos) {
+    const bool scored = pos >= first() && pos + 1 < config_.n_ctx;
+    batch_.Add(pos == 0 && add_bos ? llama_vocab_bos(vocab_) : text[pos], pos, scored);
+    if (scored) truth.push_back(text[pos + 1]);
   }
-  // Contexts of one model have equally many caches, in the order they were made.
-  if (n_own != 0 && caches.size() % n_own != 0)
-    return Status::Internal("the plug-in's caches cannot be told apart");
-  const std::size_t each = n_own == 0 ? 0 : caches.size() / n_own;
-  for (std::size_t i = 0, at = 0; i < tested_.size(); ++i) {
-    TestedResult& to = result.tested[i];
-    if (tested_[i].host) {
-      chunks[i].size = HostCacheSize(layout_, tested_[i], config_.n_ctx);
-      to.format_k = ggml_type_name(tested_[i].type_k);
-      to.format_v = ggml_type_name(tested_[i].type_v);
-      continue;
+  return truth;
+}
+
+Status Evaluation::RunChunk(std::uint32_t c, std::vector<Taken>& taken) {
+  const std::uint32_t n_ctx = config_.n_ctx;
+  llama_memory_clear(llama_get_memory(base_.get()), true);
+  for (const Context& context : contexts_)
+    llama_memory_clear(llama_get_memory(context.get()), true);
+  for (std::uint32_t start = 0, end = 0; start < n_ctx && go_on_; start = end) {
+    end = std::min(start + config_.n_batch, n_ctx);
+    if (config_.decode_only) end = start < first() ? std::min(end, first()) : start + 1;
+    const std::vector<llama_token> truth = Fill(c, start, end);
+    double seconds_base = 0;
+    if (Status s = Decode(base_.get(), batch_, "base", seconds_base); !s.ok()) return s;
+    for (std::size_t i = 0; i < contexts_.size(); ++i) {
+      Taken& to = taken[i];
+      to.chunk.seconds_base += seconds_base;
+      if (Status s = Decode(contexts_[i].get(), batch_, "tested", to.chunk.seconds); !s.ok())
+        return s;
+      if (truth.empty()) continue;
+      const std::size_t at = to.scores.size();
+      to.scores.resize(at + truth.size());
+      ScoreRows(llama_get_logits(base_.get()), llama_get_logits(contexts_[i].get()),
+                static_cast<std::size_t>(llama_vocab_n_tokens(vocab_)), truth, config_.n_threads,
+                std::span(to.scores).subspan(at));
     }
-    for (std::size_t n = 0; n < each; ++n) {
-      const Json& cache = caches[at++];
-      chunks[i].size.logical_bytes += cache.value("logical_bytes", 0.0);
-      chunks[i].size.stored_bytes += cache.value("stored_bytes", 0.0);
-      chunks[i].size.resident_bytes += cache.value("resident_bytes", 0.0);
-      if (!to.format_k.empty() || cache.value("layers", Json::array()).empty()) continue;
-      to.format_k = cache["layers"][0].value("format_k", "");
-      to.format_v = cache["layers"][0].value("format_v", "");
-    }
+    go_on_ = hooks_.progress((c + static_cast<double>(end) / n_ctx) / result_.n_chunks,
+                             fmt::format("chunk {}", c + 1));
   }
   return Status::Ok();
+}
+
+// Contexts of one model have equally many caches in the plug-in, in the order they were made.
+Status Evaluation::MeasureSizes(std::vector<Taken>& taken) {
+  std::size_t n_own = 0;
+  for (const TestedCache& t : tested_) n_own += t.host ? 0 : 1;
+  std::vector<nlohmann::json> caches;
+  if (n_own != 0) {
+    result_.stats_json = config_.plugin->stats_json();
+    stats_ = nlohmann::json::parse(result_.stats_json, nullptr, false);
+    if (!stats_.is_object()) stats_ = nlohmann::json::object();
+    caches = stats_.value("caches", caches);
+    if (caches.size() % n_own != 0)
+      return Status::Internal("the plug-in's caches cannot be told apart");
+  }
+  const std::size_t each = n_own == 0 ? 0 : caches.size() / n_own;
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < taken.size(); ++i) {
+    const TestedCache& t = tested_[i];
+    CacheSize& size = taken[i].chunk.size;
+    if (t.host) size = SizeOfHostCache(layout_, t.type_k, t.type_v, config_.n_ctx);
+    for (std::size_t n = 0; !t.host && n < each; ++n) size += SizeOfCache(caches[at++]);
+  }
+  return Status::Ok();
+}
+
+void Evaluation::Warn() {
+  for (std::size_t i = 0; i < tested_.size(); ++i) {
+    if (tested_[i].host || result_.tested[i].chunks.empty()) continue;
+    for (std::string& w : CacheWarnings(stats_, result_.tested[i].chunks.back().size))
+      result_.warnings.push_back(std::move(w));
+    break;
+  }
 }
 
 }  // namespace
 
-CacheSize HostCacheSize(const ModelLayout& layout, const TestedCache& cache, std::uint32_t n) {
-  CacheSize size;
-  const auto bytes = [](ggml_type t) {
-    return static_cast<double>(ggml_type_size(t)) / static_cast<double>(ggml_blck_size(t));
-  };
-  for (const LayerLayout& layer : layout.layers) {
-    const double kept = layer.swa ? std::min(n, layout.n_swa) : n;
-    const double k = static_cast<double>(layer.elements_k()) * kept;
-    const double v = static_cast<double>(layer.elements_v()) * kept;
-    size.logical_bytes += 2 * (k + v);
-    size.stored_bytes += k * bytes(cache.type_k) + v * bytes(cache.type_v);
-  }
-  size.resident_bytes = size.stored_bytes;
-  return size;
+TestedCache FloorCache() {
+  return {.name = "floor",
+          .environment = {{"KVTAMP_CACHE_TYPE", "f16"},
+                          {"KVTAMP_CACHE_TYPE_K", ""},
+                          {"KVTAMP_CACHE_TYPE_V", ""},
+                          {"KVTAMP_CACHE_PROFILE", ""},
+                          {"KVTAMP_CONFIG", ""}}};
 }
 
 Result<EvalResult> Evaluate(const EvalConfig& config, std::span<const TestedCache> tested,
-                            const ModelLayout& layout, const EvalProgress& progress) {
-  EvalResult result;
-  result.tested.resize(tested.size());
-  Lockstep lockstep(config, tested, layout);
-  if (Status s = lockstep.Begin(result); !s.ok()) return s;
-  std::vector<std::vector<Score>> all(tested.size()), scores;
-  std::vector<ChunkResult> chunks;
-  bool go_on = true;
-  for (std::uint32_t c = 0; c < result.n_chunks && go_on; ++c) {
-    const Status ran = lockstep.RunChunk(
-        c,
-        [&](double done) {
-          go_on = progress(c, (c + done) / result.n_chunks);
-          return go_on;
-        },
-        chunks, scores);
-    if (!ran.ok()) return ran;
-    if (scores.empty()) break;
-    if (Status s = lockstep.Measure(chunks, result); !s.ok()) return s;
-    for (std::size_t i = 0; i < tested.size(); ++i) {
-      result.tested[i].chunks.push_back(chunks[i]);
-      all[i].insert(all[i].end(), scores[i].begin(), scores[i].end());
-    }
-  }
-  for (std::size_t i = 0; i < tested.size(); ++i) {
-    result.tested[i].total = Summarize(all[i]);
-    if (!tested[i].host && !result.tested[i].chunks.empty() &&
-        result.tested[i].chunks.back().size.logical_bytes == 0) {
-      result.warnings.push_back("the plug-in holds nothing: this measures an uncompressed cache");
-    }
-  }
-  const Json stats = Json::parse(result.stats_json, nullptr, false);
-  if (stats.is_object()) {
-    for (const auto& warning : stats.value("warnings", Json::array()))
-      result.warnings.push_back(warning.get<std::string>());
-  }
-  return result;
+                            const ModelLayout& layout, const EvalHooks& hooks) {
+  return Evaluation(config, tested, layout, hooks).Run();
 }
 
 }  // namespace kvtamp::tool

@@ -14,31 +14,29 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
+#include "tools/kvtamp/cache_size.h"
 #include "tools/kvtamp/divergence.h"
-#include "tools/kvtamp/layout.h"
+#include "tools/kvtamp/host_model.h"
 #include "tools/kvtamp/plugin.h"
-#include "tools/kvtamp/stored_size.h"
+#include "tools/kvtamp/run_log.h"
 
 namespace kvtamp::tool {
 
 // A cache that is tested: on kvtamp's device, or the host's own with these types.
 struct TestedCache {
+  std::string name = {};  // by which its chunks are known in a RunLog: "tested", "floor", …
   bool host = false;
   ggml_type type_k = GGML_TYPE_F16, type_v = GGML_TYPE_F16;
   bool flash_attention = true;
-  // Settings of ours, as variables: set while its context is made, over what the environment says.
-  std::vector<std::pair<std::string, std::string>> environment;
+  // Settings of ours, as variables ("" takes one away): set while its context is made.
+  std::vector<std::pair<std::string, std::string>> environment = {};
 };
-
-// Ours without any coding: what a change of rounding alone makes.
-inline const TestedCache kF16Cache{.environment = {{"KVTAMP_CACHE_TYPE", "f16"},
-                                                   {"KVTAMP_CACHE_TYPE_K", ""},
-                                                   {"KVTAMP_CACHE_TYPE_V", ""},
-                                                   {"KVTAMP_CACHE_PROFILE", ""},
-                                                   {"KVTAMP_CONFIG", ""}}};
+// f16 through kvtamp: what a change of rounding alone makes.
+TestedCache FloorCache();
 
 struct EvalConfig {
   std::string model;
@@ -48,7 +46,7 @@ struct EvalConfig {
   std::uint32_t n_ubatch = 512;
   std::uint32_t n_ubatch_base = 512;
   std::uint32_t max_chunks = 0;  // 0 = all the text has
-  std::uint32_t n_scored = 0;    // last positions of a chunk, 0 = its second half
+  std::uint32_t n_scored = 0;    // last positions of a chunk; 0 = its second half
   bool decode_only = false;      // what is scored goes token by token, in all contexts
   int n_threads = 1;
   const Plugin* plugin = nullptr;  // may be null where all tested caches are the host's
@@ -58,33 +56,31 @@ struct ChunkResult {
   Divergence divergence;
   double seconds = 0;  // in llama_decode, tested
   double seconds_base = 0;
-  CacheSize size;  // at its end; all zero when the plug-in tells nothing
+  CacheSize size;  // of the tested cache at its end
 };
 
 struct TestedResult {
   Divergence total;
-  std::vector<ChunkResult> chunks;  // those done
-  std::string format_k, format_v;   // as resolved for the model
+  std::vector<ChunkResult> chunks;  // those done: as many for each
 };
 
 struct EvalResult {
-  std::string model_type;  // as libllama describes it
-  std::uint64_t model_size = 0;
-  std::uint64_t n_params = 0;
+  ModelFacts model;
   std::size_t n_tokens_text = 0;
   std::uint32_t n_chunks = 0;        // asked for and there
   std::vector<TestedResult> tested;  // as given
-  std::string stats_json;            // the plug-in's last snapshot, "" without one
+  std::string stats_json;            // the plug-in's last snapshot of them all, "" without one
   std::vector<std::string> warnings;
 };
 
-// Bytes of the host's own cache at n tokens.
-CacheSize HostCacheSize(const ModelLayout& layout, const TestedCache& cache, std::uint32_t n);
-
-// `progress(chunk, fraction of all work)`; returning false stops after the current batch, and what
-// is complete by then is the result.
-using EvalProgress = std::function<bool(std::uint32_t, double)>;
+// What an evaluation asks of its caller.
+struct EvalHooks {
+  // The fraction of all work that is done, and a word on what; false stops after the current batch,
+  // and what is complete by then is the result.
+  std::function<bool(double, const std::string&)> progress;
+  RunLog* log = nullptr;  // never null: chunks found there are not run again, others are added
+};
 Result<EvalResult> Evaluate(const EvalConfig& config, std::span<const TestedCache> tested,
-                            const ModelLayout& layout, const EvalProgress& progress);
+                            const ModelLayout& layout, const EvalHooks& hooks);
 
 }  // namespace kvtamp::tool

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <chrono>
 
-#include "tools/kvtamp/plugin.h"
-
 namespace kvtamp::tool {
 
 Model LoadModel(const std::string& path, ggml_backend_dev_t device) {
@@ -15,6 +13,24 @@ Model LoadModel(const std::string& path, ggml_backend_dev_t device) {
   params.devices = devices;
   params.n_gpu_layers = device == nullptr ? 0 : 999;
   return {llama_model_load_from_file(path.c_str(), params), &llama_model_free};
+}
+
+Result<ModelPair> LoadPair(const std::string& path, const Plugin* plugin) {
+  TakeHostErrors();
+  ModelPair pair;
+  pair.base = LoadModel(path, nullptr);
+  if (!pair.base) return HostError("cannot load " + path);
+  if (plugin == nullptr) return pair;
+  pair.own = LoadModel(path, plugin->device);
+  if (!pair.own) return HostError("cannot load " + path + " for device " + kDeviceName);
+  return pair;
+}
+
+ModelFacts FactsOf(const llama_model* model) {
+  char desc[128] = "";
+  llama_model_desc(model, desc, sizeof(desc));
+  return {desc, llama_model_size(model), llama_model_n_params(model),
+          static_cast<std::uint32_t>(llama_model_n_ctx_train(model))};
 }
 
 Context MakeContext(llama_model* model, const ContextShape& shape) {
@@ -36,11 +52,11 @@ Context MakeContext(llama_model* model, const ContextShape& shape) {
   return {llama_init_from_model(model, params), &llama_free};
 }
 
-std::vector<llama_token> Tokenize(const llama_vocab* vocab, const std::string& text) {
+std::vector<llama_token> Tokenize(const llama_vocab* vocab, const std::string& text, bool whole) {
   std::vector<llama_token> tokens(text.size() + 8);
   const auto call = [&] {
     return llama_tokenize(vocab, text.data(), static_cast<std::int32_t>(text.size()), tokens.data(),
-                          static_cast<std::int32_t>(tokens.size()), true, false);
+                          static_cast<std::int32_t>(tokens.size()), whole, false);
   };
   std::int32_t n = call();
   if (n < 0) {
@@ -49,6 +65,21 @@ std::vector<llama_token> Tokenize(const llama_vocab* vocab, const std::string& t
   }
   tokens.resize(static_cast<std::size_t>(std::max(n, 0)));
   return tokens;
+}
+
+std::string Piece(const llama_vocab* vocab, llama_token token) {
+  std::string piece(64, 0);
+  const auto call = [&] {
+    return llama_token_to_piece(vocab, token, piece.data(), static_cast<std::int32_t>(piece.size()),
+                                0, false);
+  };
+  std::int32_t n = call();
+  if (n < 0) {
+    piece.resize(static_cast<std::size_t>(-n));
+    n = call();
+  }
+  piece.resize(static_cast<std::size_t>(std::max(n, 0)));
+  return piece;
 }
 
 void Batch::Add(llama_token token, std::uint32_t pos, bool wants_logits) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "tools/kvtamp/plugin.h"
 
 namespace kvtamp::tool {
 
@@ -17,6 +18,21 @@ using Context = std::unique_ptr<llama_context, decltype(&llama_free)>;
 
 // device null: the CPU alone. Null with the reason in TakeHostErrors() if it cannot be loaded.
 Model LoadModel(const std::string& path, ggml_backend_dev_t device);
+
+// The same model twice: on the CPU alone for the base, and on the plug-in's device.
+struct ModelPair {
+  Model base{nullptr, &llama_model_free};
+  Model own{nullptr, &llama_model_free};  // null without a plug-in: the host's own cache is tested
+  llama_model* tested() const { return own ? own.get() : base.get(); }
+};
+Result<ModelPair> LoadPair(const std::string& path, const Plugin* plugin);
+
+struct ModelFacts {
+  std::string type;  // as libllama describes it
+  std::uint64_t size = 0, n_params = 0;
+  std::uint32_t n_ctx_train = 0;
+};
+ModelFacts FactsOf(const llama_model* model);
 
 struct ContextShape {
   std::uint32_t n_ctx = 0, n_batch = 0, n_ubatch = 0;
@@ -29,7 +45,10 @@ struct ContextShape {
 };
 Context MakeContext(llama_model* model, const ContextShape& shape);
 
-std::vector<llama_token> Tokenize(const llama_vocab* vocab, const std::string& text);
+// `whole`: with what the model wants around a text.
+std::vector<llama_token> Tokenize(const llama_vocab* vocab, const std::string& text,
+                                  bool whole = true);
+std::string Piece(const llama_vocab* vocab, llama_token token);
 
 // One llama_batch of up to n tokens of sequence 0.
 class Batch {

@@ -1,6 +1,7 @@
 #include "tools/kvtamp/host_types.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <vector>
 
@@ -22,12 +23,9 @@ Result<ggml_type> HostType(const std::string& text, const std::string& where) {
     names.emplace_back(ggml_type_name(type));
     if (names.back() == text) return type;
   }
-  std::string list;
-  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
-  const std::string near = control::NearestName(text, names);
   return Status::Invalid(fmt::format("{} {}: not a cache type of the host's, which are {}{}", where,
-                                     text, list,
-                                     near.empty() ? "" : "; did you mean " + near + "?"));
+                                     text, fmt::join(names, ", "),
+                                     control::Suggestion(text, names)));
 }
 
 }  // namespace kvtamp::tool

@@ -71,9 +71,8 @@ int Main(Args args) {
   }
   std::vector<std::string> names;
   for (const Command& command : kCommands) names.emplace_back(command.name);
-  const std::string near = control::NearestName(name, names);
   fmt::print(stderr, "kvtamp: unknown command {}{}; `kvtamp help` lists them\n", name,
-             near.empty() ? "" : "; did you mean " + near + "?");
+             control::Suggestion(name, names));
   return kBadUsage;
 }
 

@@ -1,5 +1,4 @@
-// How far a long command is: one line on a terminal, one line a minute otherwise. While one lives,
-// the first Ctrl-C asks the command to stop, so that it can keep what was done; the second ends it.
+// How far a long command is: one line on a terminal, one line a minute otherwise, and Ctrl-C.
 #pragma once
 
 #include <chrono>
@@ -9,20 +8,24 @@ namespace kvtamp::tool {
 
 class Progress {
  public:
-  Progress(std::string command, bool quiet);
+  // `command`: "eval". Quiet: no line, Ctrl-C still counts.
+  Progress(const char* command, bool quiet);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // `done`: share of all work, 0 … 1. False when the command should stop.
-  bool Show(double done, const std::string& what);
+  // `done`: 0 … 1. False once the user wants an end.
+  bool operator()(double done, const std::string& what);
 
  private:
   using Clock = std::chrono::steady_clock;
-  const std::string command_;
-  const bool quiet_, terminal_;
-  bool shown_ = false;
+  const char* command_;
+  bool quiet_, terminal_, shown_ = false;
+  double first_ = -1;  // what was done when we began: by an earlier run
   Clock::time_point start_ = Clock::now(), last_ = start_;
 };
+
+// The first Ctrl-C from here on is only noted, the second ends the process.
+void NoteInterrupts();
 
 }  // namespace kvtamp::tool

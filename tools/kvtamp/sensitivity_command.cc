@@ -69,7 +69,7 @@ Examples:
     Progress progress("sensitivity", quiet);
     return MeasureSensitivity(config, layout.value(),
                               [&](double done, std::uint32_t runs, const std::string& what) {
-                                return progress.Show(done, fmt::format("{} runs, {}", runs, what));
+                                return progress(done, fmt::format("{} runs, {}", runs, what));
                               });
   }();
   if (!measured.ok()) return Fail("sensitivity", measured.status().message(), kFailed);

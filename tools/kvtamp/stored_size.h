@@ -4,16 +4,10 @@
 
 #include "base/status.h"
 #include "control/settings.h"
+#include "tools/kvtamp/cache_size.h"
 #include "tools/kvtamp/layout.h"
 
 namespace kvtamp::tool {
-
-// Bytes of a whole cache.
-struct CacheSize {
-  double logical_bytes = 0;  // in f16
-  double stored_bytes = 0;
-  double resident_bytes = 0;  // and work space
-};
 
 // One sequence of n_tokens that came in by micro-batches of n_ubatch.
 Result<CacheSize> StoredSize(const ModelLayout& layout, const control::Settings& settings,
