@@ -16,9 +16,9 @@ CacheSize SizeOfStats(const nlohmann::json& stats) {
           stats.value("resident_total_bytes", 0.0)};
 }
 
-std::vector<std::string> WarningsOfStats(const nlohmann::json& stats) {
+std::vector<std::string> CacheWarnings(const nlohmann::json& stats, const CacheSize& full) {
   std::vector<std::string> warnings = stats.value("warnings", std::vector<std::string>());
-  if (SizeOfStats(stats).logical_bytes == 0)
+  if (full.logical_bytes == 0)
     warnings.push_back("the plug-in holds nothing: this measures an uncompressed cache");
   return warnings;
 }

@@ -23,7 +23,8 @@ struct CacheSize {
 
 // Of the plug-in's snapshot, taken while there is something in the cache.
 CacheSize SizeOfStats(const nlohmann::json& stats);
-std::vector<std::string> WarningsOfStats(const nlohmann::json& stats);
+// What the user must know of a tested cache that was of this size with something in it.
+std::vector<std::string> CacheWarnings(const nlohmann::json& stats, const CacheSize& full);
 
 CacheSize SizeOfHostCache(const ModelLayout& layout, ggml_type k, ggml_type v,
                           std::uint32_t n_tokens);

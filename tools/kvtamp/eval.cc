@@ -227,9 +227,7 @@ Status Asking::AskBoth() {
   run_.tested = std::move(answers.value()[1]);
   if (session_.device() == nullptr || run_.tested.empty()) return Status::Ok();
   const auto stats = nlohmann::json::parse(session_.plugin.stats_json());
-  // Empty when all answers are an earlier run's.
-  if (stats.value("rows_written_total", 1) == 0) return Status::Ok();
-  for (const std::string& warning : WarningsOfStats(stats))
+  for (const std::string& warning : CacheWarnings(stats, run_.tested.back().size))
     fmt::print(stderr, "kvtamp eval: warning: {}\n", warning);
   return Status::Ok();
 }

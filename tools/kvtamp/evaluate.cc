@@ -210,8 +210,9 @@ Status Evaluation::RunChunk(std::uint32_t c, ChunkResult& chunk, std::vector<Sco
 }
 
 void Evaluation::Warn() {
-  if (stats_.empty()) return;
-  std::ranges::copy(WarningsOfStats(stats_), std::back_inserter(result_.warnings));
+  if (config_.plugin == nullptr || result_.chunks.empty()) return;
+  std::ranges::copy(CacheWarnings(stats_, result_.chunks.back().size),
+                    std::back_inserter(result_.warnings));
 }
 
 }  // namespace

@@ -70,7 +70,7 @@ Status RunLog::Read(const std::string& text, const Json& settings) {
                                                   : line.contains("pass") && line.contains("item"));
     if (!known) {
       return Status::Invalid(
-          fmt::format("--resume {}: line {} is not of kvtamp eval's", path_, number));
+          fmt::format("--resume {} is not a file of kvtamp eval's: line {}", path_, number));
     }
     if (!first) {
       const std::pair key(line["pass"].get<std::string>(), line["item"].get<std::string>());

@@ -144,6 +144,11 @@ Json MakeTaskReport(const EvalOptions& options, const TaskRun& run) {
   AddRunFields(j, options, run.model);
   j["seed"] = options.task.seed;
   j["samples"] = options.task.n_samples;
+  if (task == Task::kNeedle) j["needles"] = options.task.n_needles;
+  if (task == Task::kGenerate) {
+    j["prompt_tokens"] = options.task.n_prompt;
+    j["n_predict"] = options.task.n_predict;
+  }
   j["n_prompts"] = run.tested.size();
   AddTaskFields(j, task, tested, base);
   if (!run.floor.empty()) {

@@ -4,6 +4,10 @@
 // An answer depends on its prompt and its cache alone: each prompt starts from an empty cache. So
 // the base's answers can be made once and serve for any number of tested caches, and a RunLog can
 // give back what an earlier run has answered.
+//
+// For a list of formats in one process: LoadPair(), MakePrompts() and AnswerAll() with the base
+// once; then for each format the environment, an Answerer of its own, AnswerAll() with that one
+// alone, and ScoreAnswers().
 #pragma once
 
 #include <functional>
