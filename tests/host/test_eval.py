@@ -1,5 +1,7 @@
 """kvtamp eval on a real model: what its tasks ask, what it says of the answers, and how it goes on."""
 
+import csv
+import io
 import json
 import random
 import re
@@ -59,6 +61,21 @@ def test_a_broken_cache_is_seen(programs):
                       "--fail-if", "needle_accuracy<0.9", code=3)
     assert report["needle_accuracy"] < report["needle_accuracy_base"] == 1
     assert report["needle_accuracy_change"] == report["needle_accuracy"] - 1
+
+
+def test_ruler_scores_the_share_that_was_found(programs):
+    result = host.run(command(programs, "-q", "-o", "csv", "--task", "ruler", "--ruler-tasks", "multikey,multivalue",
+                              "--lengths", 384, "--samples", 1, "--device", "host", "-ctk", "q8_0", "-ctv", "q8_0"),
+                      env=host.environment(programs.plugin, host.HOST, {}))
+    assert result.code == 0, result.err
+    rows = list(csv.DictReader(io.StringIO(result.out)))
+    assert [row["kind"] for row in rows] == ["multikey", "multivalue"]
+    for row, n in zip(rows, [1, 4]):
+        expected = json.loads(row["expected"])
+        assert len(expected) == n and row["length"] == "384"
+        for answer, score in [("answer", "score"), ("answer_base", "score_base")]:
+            assert float(row[score]) == sum(number in row[answer] for number in expected) / n
+    assert sum(float(row["score_base"]) for row in rows) > 0
 
 
 def test_a_finished_run_is_not_run_again(programs, needles):

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <numeric>
 
@@ -31,9 +32,11 @@ Result<Answer> FromJson(const Json& j, const std::string& item) {
   }
 }
 
+// A line with a letter or a digit in it is over.
 bool EndsLine(const std::string& text) {
-  const std::size_t word = text.find_first_not_of(" \t\r\n");
-  return word != std::string::npos && text.find('\n', word) != std::string::npos;
+  const auto word =
+      std::ranges::find_if(text, [](unsigned char c) { return c >= 0x80 || std::isalnum(c) != 0; });
+  return std::find(word, text.end(), '\n') != text.end();
 }
 
 double Work(const Prompt& prompt) {
