@@ -195,9 +195,9 @@ TEST_F(Prompts, ChainsAreInOrder) {
     ASSERT_NE(next, std::string::npos);
     EXPECT_GT(next, at);
     at = next;
-    if (k > 0)
-      EXPECT_THAT(text.substr(at), StartsWith(fmt::format("VAR {} = VAR {}.", prompt.expected[k],
-                                                          prompt.expected[k - 1])));
+    if (k == 0) continue;
+    EXPECT_THAT(text.substr(at), StartsWith(fmt::format("VAR {} = VAR {}.", prompt.expected[k],
+                                                        prompt.expected[k - 1])));
   }
 }
 
