@@ -30,8 +30,14 @@ Snapshot Sample() {
   s.cells_capacity = 4096;
   s.rows_written_total = 2050;
   s.rows_dead = 2;
-  s.caches = {
-      {"kv", 2048, 4096, 1, {{0, 3, 64, 64, "int4_pc+mean", "lm4_g64_pt+had", 32000, 8500}}}};
+  s.caches = {{"kv",
+               2048,
+               4096,
+               1,
+               32000,
+               8500,
+               9000,
+               {{0, 3, 64, 64, "int4_pc+mean", "lm4_g64_pt+had", 32000, 8500}}}};
   s.fallback_ops = {{"ROPE", "K-shift", 3}};
   s.warnings = {"flash attention is off"};
   return s;
@@ -55,6 +61,7 @@ TEST(Stats, JsonHasTheNamesOfTheMetrics) {
   EXPECT_EQ(j.at("pages"), (nlohmann::json{{"open", 1}, {"settled", 2}, {"sealed", 30}}));
   EXPECT_EQ(j.at("rows_written_total"), 2050);
   EXPECT_EQ(j.at("caches").at(0).at("layers").at(0).at("n_head_kv"), 3);
+  EXPECT_EQ(j.at("caches").at(0).at("stored_bytes"), 8500);
   EXPECT_EQ(j.at("fallback_ops").at(0).at("op"), "ROPE");
   EXPECT_EQ(j.at("warnings").at(0), "flash attention is off");
 }
