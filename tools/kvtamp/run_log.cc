@@ -90,7 +90,7 @@ const Json* RunLog::Find(const std::string& pass, const std::string& item) const
   return found == found_.end() ? nullptr : &found->second;
 }
 
-Status RunLog::Add(const std::string& pass, const std::string& item, Json body) {
+Status RunLog::Add(const std::string& pass, const std::string& item, const Json& body) {
   if (path_.empty()) return Status::Ok();
   Json line = {{"pass", pass}, {"item", item}};
   line.update(body);

@@ -29,7 +29,7 @@ class RunLog {
   // What was finished before; null: not yet. `pass`: "base", "tested", …
   const Json* Find(const std::string& pass, const std::string& item) const;
   // Writes a line at once.
-  Status Add(const std::string& pass, const std::string& item, Json body);
+  Status Add(const std::string& pass, const std::string& item, const Json& body);
 
  private:
   Status Read(const std::string& text, const Json& settings);
