@@ -23,7 +23,7 @@ def model(programs):
 def table(programs, tmp_path_factory):
     svg = tmp_path_factory.mktemp("bench") / "quality.svg"
     out = run(programs, "bench", "quality", *model(programs), "-c", 512, "--chunks", 1, "--size-at", 2048, "--caches",
-              "k8v8,k4v4,k2v2,k2v2@residual_length=0@n_sink=0", "--host-types", "q8_0,q4_0", "-o", "json", "--svg",
+              "k8v8,k4v4,k2v2,k2v2@residual_length=0@n_sink=0", "--host-types", "q8_0,q4_0", "--needle-depths", 30, "-o", "json", "--svg",
               svg).out
     return json.loads(out), svg
 
@@ -42,6 +42,8 @@ def test_smaller_costs_more(table):
     assert rows["k4v4"]["kld_mean"] < rows["q4_0"]["kld_mean"]
     assert rows["k4v4"]["format_k"] == "int4_pc+mean+qw"
     assert rows["q8_0"]["device"] == "host" and rows["q8_0"]["kv_bpw"] == pytest.approx(8.5)
+    assert report["needles"] == report["needles_found_base"] == 1
+    assert rows["f16"]["needles_found"] == rows["k8v8"]["needles_found"] == rows["k4v4"]["needles_found"] == 1
     assert not rows["q4_0"]["pareto"] and rows["k4v4"]["pareto"]
 
 

@@ -10,6 +10,7 @@
 #include "tools/kvtamp/evaluate.h"
 #include "tools/kvtamp/host_types.h"
 #include "tools/kvtamp/layout.h"
+#include "tools/kvtamp/needles.h"
 #include "tools/kvtamp/plugin.h"
 #include "tools/kvtamp/progress.h"
 #include "tools/kvtamp/quality_table.h"
@@ -33,6 +34,7 @@ struct Options {
   std::string text_file, output = "md", svg;
   std::vector<std::string> caches{"f16", "k8v8", "k4v4", "k3.5v3", "k3v2.5", "k2.5v2", "k2v2"};
   std::vector<std::string> host_types{"q8_0", "q5_0", "q4_0"};
+  std::vector<double> depths{10, 50, 90};
   std::uint32_t n_long = 8192;
   int n_chunks = 4;
   bool quiet = false, verbose = false;
@@ -65,6 +67,12 @@ void AddOptions(CLI::App& app, Options& o) {
   app.add_option("--scored", o.config.n_scored, "score the last N of a chunk [its second half]")
       ->type_name("N")
       ->check(CLI::Range(2u, 1u << 20));
+  app.add_option("--needle-depths", o.depths,
+                 "percent of a prompt of -c tokens at which a needle lies; -1: ask for none")
+      ->delimiter(',')
+      ->type_name("N")
+      ->check(CLI::Range(-1.0, 100.0))
+      ->capture_default_str();
   app.add_option("--size-at", o.n_long, "tokens at which sizes are stated")
       ->type_name("N")
       ->capture_default_str()
@@ -158,8 +166,11 @@ Result<std::vector<Entry>> Entries(const Options& o) {
 }
 
 Result<QualityTable> TableOf(const Options& o, const ModelLayout& layout,
-                             const std::vector<Entry>& entries, const EvalResult& result) {
+                             const std::vector<Entry>& entries, const EvalResult& result,
+                             const NeedlesFound& needles) {
   QualityTable t;
+  t.n_needles = needles.asked;
+  t.needles_base = needles.base;
   t.model = layout.name.empty() ? result.model.type : layout.name;
   t.text = o.text_file.substr(o.text_file.rfind('/') + 1);
   t.n_ctx = o.config.n_ctx;
@@ -178,6 +189,7 @@ Result<QualityTable> TableOf(const Options& o, const ModelLayout& layout,
     row.format_v = e.format_v;
     row.settings = e.settings_text;
     row.total = r.total;
+    if (i < needles.tested.size()) row.needles = needles.tested[i];
     CacheSize now;
     for (const ChunkResult& c : r.chunks) {
       now.logical_bytes += c.size.logical_bytes;
@@ -212,6 +224,8 @@ int QualityMain(const Args& args) {
   if (const auto code = Parse(app, args)) return *code;
   if (o.n_chunks == 0 || o.n_chunks < -1)
     return Fail("bench quality", "--chunks must be positive, or -1 for all", kBadUsage);
+  if (std::count(o.depths.begin(), o.depths.end(), -1) != 0 && o.depths.size() != 1)
+    return Fail("bench quality", "--needle-depths: -1 stands alone", kBadUsage);
   if (o.config.n_scored >= o.config.n_ctx)
     return Fail("bench quality", "--scored must be less than --ctx-size", kBadUsage);
   o.config.max_chunks = o.n_chunks < 0 ? 0 : static_cast<std::uint32_t>(o.n_chunks);
@@ -244,18 +258,22 @@ int QualityMain(const Args& args) {
   NoteInterrupts();
   std::vector<TestedCache> tested;
   for (const Entry& e : entries.value()) tested.push_back(e.cache);
-  const auto result = [&] {
-    Progress progress("bench quality", o.quiet);
-    return Evaluate(
-        o.config, tested, layout.value(),
-        {[&](double done, const std::string& what) { return progress(done, what); }, &log});
-  }();
+  Progress progress("bench quality", o.quiet);
+  const EvalHooks hooks{[&](double done, const std::string& what) { return progress(done, what); },
+                        &log};
+  const auto result = Evaluate(o.config, tested, layout.value(), hooks);
   if (!result.ok()) return Fail("bench quality", result.status().message(), kFailed);
   if (result.value().tested.front().chunks.empty())
     return Fail("bench quality", "interrupted before the first chunk was done", 128 + SIGINT);
   for (const std::string& warning : result.value().warnings)
     fmt::print(stderr, "kvtamp bench quality: warning: {}\n", warning);
-  const auto table = TableOf(o, layout.value(), entries.value(), result.value());
+  NeedlesFound needles;
+  if (o.depths != std::vector<double>{-1}) {
+    auto found = FindNeedles(o.config, tested, o.depths, hooks);
+    if (!found.ok()) return Fail("bench quality", found.status().message(), kFailed);
+    needles = std::move(found.value());
+  }
+  const auto table = TableOf(o, layout.value(), entries.value(), result.value(), needles);
   if (!table.ok()) return Fail("bench quality", table.status().message(), kFailed);
   if (o.output == "md") fmt::print("{}", QualityMarkdown(table.value()));
   if (o.output == "csv") fmt::print("{}", QualityCsv(table.value()));

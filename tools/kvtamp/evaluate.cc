@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <llama.h>
-#include <stdlib.h>
 
 #include <algorithm>
 #include <atomic>
@@ -10,6 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
+
+#include "tools/kvtamp/environment.h"
 
 namespace kvtamp::tool {
 namespace {
@@ -50,33 +51,6 @@ bool FromJson(const Json& j, std::size_t n, ChunkResult& chunk, std::vector<Scor
   }
   return scores.size() == n;
 }
-
-// Variables set for a while.
-class Environment {
- public:
-  explicit Environment(const std::vector<std::pair<std::string, std::string>>& values) {
-    for (const auto& [name, value] : values) {
-      const char* old = ::getenv(name.c_str());
-      before_.emplace_back(name, old == nullptr ? "" : old);
-      Set(name, value);
-    }
-  }
-  ~Environment() {
-    for (const auto& [name, value] : before_) Set(name, value);
-  }
-  Environment(const Environment&) = delete;
-  Environment& operator=(const Environment&) = delete;
-
- private:
-  static void Set(const std::string& name, const std::string& value) {
-    if (value.empty()) {
-      ::unsetenv(name.c_str());
-    } else {
-      ::setenv(name.c_str(), value.c_str(), 1);
-    }
-  }
-  std::vector<std::pair<std::string, std::string>> before_;
-};
 
 // What one chunk gave for one tested cache.
 struct Taken {

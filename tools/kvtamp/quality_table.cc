@@ -37,6 +37,8 @@ Json RowJson(const QualityRow& r, const QualityTable& t) {
             {"ppl_ratio_se", r.total.ppl_ratio_se},
             {"same_top_p", r.total.same_top_p},
             {"same_top_p_se", r.total.same_top_p_se},
+            {"needles_found", r.needles},
+            {"needles", t.n_needles},
             {"pareto", r.pareto}};
   return j;
 }
@@ -65,23 +67,26 @@ std::string QualityMarkdown(const QualityTable& t) {
   std::string out = fmt::format(
       "{}, {}: {} chunks of {} tokens, micro-batch {}{}, {} positions scored. Bits per element and "
       "bytes per token hold all overhead, at {} tokens. Noise floor of KLD: {:.6f}. `*` is the "
-      "Pareto front.\n\n",
+      "Pareto front; the host's f16 finds {} of {} needles.\n\n",
       t.model, t.text, t.n_chunks, t.n_ctx, t.n_ubatch,
-      t.decode_only ? ", scored token by token" : "", t.n_scored, t.n_long, t.kld_floor);
+      t.decode_only ? ", scored token by token" : "", t.n_scored, t.n_long, t.kld_floor,
+      t.needles_base, t.n_needles);
   out +=
       "| cache | bits | B/token | KLD mean | worst chunk | 99.9% | / q8_0 | / q4_0 | PPL | same "
       "top "
-      "|\n| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";
+      "| needles |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: "
+      "|\n";
   const QualityRow *q8 = t.Find("q8_0", "host"), *q4 = t.Find("q4_0", "host");
   for (const QualityRow& r : t.rows) {
     out += fmt::format(
         "| {}{}{}{} | {:.2f} | {:.0f} | {:.5f} ± {:.5f} | {:.5f} | {:.4f} | {} | {} | {:+.2f} ± "
-        "{:.2f} % | {:.1f} % |\n",
+        "{:.2f} % | {:.1f} % | {} |\n",
         r.device == "host" ? "host " : "", r.name, r.settings.empty() ? "" : " " + r.settings,
         r.pareto ? " *" : "", r.bits_long, r.bytes_per_token_long, r.total.kld_mean, r.total.kld_se,
         r.kld_worst_chunk, r.total.kld_p999, Ratio(r.total.kld_mean, q8),
         Ratio(r.total.kld_mean, q4), 100 * (r.total.ppl_ratio - 1), 100 * r.total.ppl_ratio_se,
-        100 * r.total.same_top_p);
+        100 * r.total.same_top_p,
+        t.n_needles == 0 ? "-" : fmt::format("{}/{}", r.needles, t.n_needles));
   }
   return out;
 }
@@ -102,9 +107,17 @@ std::string QualityCsv(const QualityTable& t) {
 }
 
 Json QualityJson(const QualityTable& t) {
-  Json j = {{"model_type", t.model},  {"text_filename", t.text},      {"n_ctx", t.n_ctx},
-            {"n_ubatch", t.n_ubatch}, {"chunks", t.n_chunks},         {"n_scored", t.n_scored},
-            {"n_long", t.n_long},     {"decode_only", t.decode_only}, {"kld_floor", t.kld_floor}};
+  Json j = {{"model_type", t.model},
+            {"text_filename", t.text},
+            {"n_ctx", t.n_ctx},
+            {"n_ubatch", t.n_ubatch},
+            {"chunks", t.n_chunks},
+            {"n_scored", t.n_scored},
+            {"n_long", t.n_long},
+            {"decode_only", t.decode_only},
+            {"kld_floor", t.kld_floor},
+            {"needles", t.n_needles},
+            {"needles_found_base", t.needles_base}};
   Json rows = Json::array();
   for (const QualityRow& r : t.rows) rows.push_back(RowJson(r, t));
   j["rows"] = std::move(rows);

@@ -20,13 +20,15 @@ struct QualityRow {
   double bytes_per_token_long = 0;
   Divergence total;
   double kld_worst_chunk = 0;
-  bool pareto = false;  // no other row has both fewer bits_long and less loss
+  std::size_t needles = 0;  // found, of QualityTable::n_needles
+  bool pareto = false;      // no other row has both fewer bits_long and less loss
 };
 
 struct QualityTable {
   std::string model, text;
   std::uint32_t n_ctx = 0, n_ubatch = 0, n_chunks = 0, n_scored = 0, n_long = 0;
   bool decode_only = false;
+  std::size_t n_needles = 0, needles_base = 0;  // asked; found by the host's f16
   double kld_floor = 0;  // f16 through kvtamp: what a change of rounding makes
   std::vector<QualityRow> rows;
 

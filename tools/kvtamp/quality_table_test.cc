@@ -26,9 +26,11 @@ QualityTable Example() {
   QualityTable t;
   t.model = "a <model> & more";
   t.kld_floor = 0.002;
+  t.n_needles = 3;
   t.rows = {Row("q4_0", "host", 4.5, 0.05), Row("k4v4", "kvtamp", 4.4, 0.005),
             Row("q8_0", "host", 8.5, 0.004), Row("k2v2", "kvtamp", 2.4, 0.06),
             Row("k9", "kvtamp", 8.4, 0.0045)};
+  t.rows[1].needles = 2;
   t.Finish();
   return t;
 }
@@ -56,6 +58,7 @@ TEST(QualityTable, MarkdownComparesWithTheHostsTypes) {
   EXPECT_THAT(text, HasSubstr("| k4v4 * | 4.40 | 0 | 0.00500"));
   EXPECT_THAT(text, HasSubstr("| 1.25 | 0.10 |"));  // 0.005 / 0.004, 0.005 / 0.05
   EXPECT_THAT(text, HasSubstr("| host q4_0 | 4.50"));
+  EXPECT_THAT(text, HasSubstr("| 2/3 |"));
   QualityTable ours = Example();
   std::erase_if(ours.rows, [](const QualityRow& r) { return r.device == "host"; });
   EXPECT_THAT(QualityMarkdown(ours), HasSubstr("| - | - |"));

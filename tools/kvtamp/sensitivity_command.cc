@@ -65,6 +65,7 @@ Examples:
   config.plugin = &plugin.value();
   llama_backend_init();
 
+  NoteInterrupts();
   const auto measured = [&] {
     Progress progress("sensitivity", quiet);
     return MeasureSensitivity(config, layout.value(),
