@@ -1,7 +1,7 @@
 #include "tools/kvtamp/limit.h"
 
 #include <fmt/format.h>
-#include <stdlib.h>
+#include <cstdlib>
 
 #include <cmath>
 #include <limits>
