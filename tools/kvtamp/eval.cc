@@ -2,9 +2,9 @@
 // process.
 #include <fmt/format.h>
 #include <llama.h>
-#include <stdlib.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 
 #include "tools/kvtamp/cli.h"

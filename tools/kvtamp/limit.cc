@@ -1,9 +1,9 @@
 #include "tools/kvtamp/limit.h"
 
 #include <fmt/format.h>
-#include <stdlib.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <regex>
 
