@@ -561,7 +561,6 @@ StreamBytes Stream::bytes() const {
         out.coded[s] += codes;
         out.scales[s] += scales;
         out.slack += b.bytes / owners - codes - scales;
-        out.index += b.written() != nullptr ? sizeof(RowMask) : 0;
         continue;
       }
       out.slack += b.bytes - useful;

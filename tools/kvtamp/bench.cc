@@ -117,9 +117,9 @@ Result<Entry> OwnEntry(const std::string& text) {
     std::vector<std::string> names;
     for (const control::Option& option : control::Options())
       if (std::string_view(option.path).starts_with("cache.")) names.emplace_back(option.path + 6);
-    const std::string near = control::NearestName(o.path.substr(6), names);
-    return Status::Invalid("--caches " + text + ": no setting " + o.path.substr(6) +
-                           (near.empty() ? "" : "; did you mean " + near + "?"));
+    const std::string name = o.path.substr(6);
+    return Status::Invalid("--caches " + text + ": no setting " + name +
+                           control::Suggestion(name, names));
   }
   auto settings = control::LoadSettings(overrides, control::ProcessEnvironment());
   if (!settings.ok()) return settings.status();
@@ -192,8 +192,7 @@ Result<QualityTable> TableOf(const Options& o, const ModelLayout& layout,
     if (i < needles.tested.size()) row.needles = needles.tested[i];
     CacheSize now;
     for (const ChunkResult& c : r.chunks) {
-      now.logical_bytes += c.size.logical_bytes;
-      now.stored_bytes += c.size.stored_bytes;
+      now += c.size;
       row.kld_worst_chunk = std::max(row.kld_worst_chunk, c.divergence.kld_mean);
     }
     row.bits = now.logical_bytes > 0 ? 16 * now.stored_bytes / now.logical_bytes : 0;

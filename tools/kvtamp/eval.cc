@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "tools/kvtamp/cli.h"
+#include "tools/kvtamp/environment.h"
 #include "tools/kvtamp/eval_options.h"
 #include "tools/kvtamp/eval_report.h"
 #include "tools/kvtamp/evaluate.h"
@@ -86,14 +87,6 @@ std::optional<int> Prepare(Session& session) {
   llama_backend_init();
   NoteInterrupts();
   return std::nullopt;
-}
-
-// A new context reads its settings anew.
-void TestF16FromHereOn() {
-  ::setenv("KVTAMP_CACHE_TYPE", "f16", 1);
-  for (const char* name :
-       {"KVTAMP_CACHE_TYPE_K", "KVTAMP_CACHE_TYPE_V", "KVTAMP_CACHE_PROFILE", "KVTAMP_CONFIG"})
-    ::unsetenv(name);
 }
 
 // `missing`: what an interrupt kept from being done; "" when all was.
@@ -220,7 +213,7 @@ Status Asking::AskBoth() {
 }
 
 Status Asking::AskFloor() {
-  TestF16FromHereOn();
+  const Environment environment(FloorCache().environment);
   const auto f16 = Answerer::Make(models_.tested(), Tested("floor"));
   if (!f16.ok()) return f16.status();
   Answerer* const one[] = {f16.value().get()};
