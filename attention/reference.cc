@@ -12,6 +12,12 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
+// Such rows are f16 to whoever reads them (codec/rows.h), and so they are attended.
+void AsRead(codec::Coding coding, std::uint32_t dim, float* row) {
+  if (coding != codec::Coding::kRows) return;
+  for (std::uint32_t c = 0; c < dim; ++c) row[c] = HalfToFloat(FloatToHalf(row[c]));
+}
+
 void RowOfK(const Layer& layer, const Page& page, std::uint32_t head, std::uint32_t row,
             float* out) {
   const std::uint32_t dim = layer.dim_k;
@@ -25,6 +31,7 @@ void RowOfK(const Layer& layer, const Page& page, std::uint32_t head, std::uint3
     const codec::SideLayout::Head& block = page.k_layout->heads[head];
     codec::DecodeRowK(block.coding, block.shape, page.k + block.offset,
                       layer.k_mean == nullptr ? nullptr : layer.k_mean + head * dim, row, out);
+    AsRead(block.coding, dim, out);
   }
   if (page.turn == nullptr) return;
   for (std::uint32_t i = 0; i < layer.turn.pairs; ++i) {
@@ -52,6 +59,7 @@ void RowOfV(const Layer& layer, const Page& page, std::uint32_t head, std::uint3
   } else {
     const codec::SideLayout::Head& block = page.v_layout->heads[head];
     codec::DecodeRowV(block.coding, block.shape, page.v + block.offset, layer.v_hadamard, row, out);
+    AsRead(block.coding, dim, out);
   }
 }
 

@@ -8,6 +8,7 @@
 #endif
 
 #include <cstring>
+#include <utility>
 
 #include "attention/grid-inl.h"
 #include "codec/layout.h"
@@ -49,7 +50,7 @@ HWY_NOINLINE void VHalves(const Layer& layer, const Page& page, std::uint32_t he
 struct KPlanes {
   codec::Planes* planes;
   std::uint8_t* codes;      // [entries / 4][rows][4]
-  float* factor;            // [entries] scale * 2^shift
+  float* factor;            // [entries] scale * 2^shift, over 2^kUp
   std::int32_t* channel;    // [entries]
   std::int32_t* twice_mid;  // [entries] twice the middle of the plane's codes
 
@@ -67,20 +68,34 @@ struct KPlanes {
   std::uint32_t n() const { return planes->total(); }
 };
 
+// A code comes to lie at the top of four bits: as many bits of a query's product then mean as much
+// in every plane, and rounding all of a query to one step costs the wide channels nothing.
+template <int kBits>
+inline constexpr int kUp = 4 - kBits;
+
 #if HWY_TARGET != HWY_SCALAR
+template <int kLeft, class V>
+HWY_INLINE V Shifted(V x) {
+  if constexpr (kLeft > 0) return hn::ShiftLeft<kLeft>(x);
+  if constexpr (kLeft < 0) return hn::ShiftRight<-kLeft>(x);
+  return x;
+}
+
 // Pieces of kBytes bytes, each of which holds 8 / kBits times as many codes.
 template <int kBits, std::size_t kBytes>
 HWY_INLINE void UnpackPieces(const std::uint8_t* from, std::size_t n, std::uint8_t* out) {
   const hn::CappedTag<std::uint8_t, kBytes> d;
   const hn::Repartition<std::uint16_t, decltype(d)> d16;
-  const auto mask = hn::Set(d, static_cast<std::uint8_t>((1 << kBits) - 1));
+  const auto mask = hn::Set(d, static_cast<std::uint8_t>(((1 << kBits) - 1) << kUp<kBits>));
   for (std::size_t piece = 0; piece < n; ++piece, from += kBytes, out += kBytes * (8 / kBits)) {
     for (std::size_t i = 0; i < kBytes; i += hn::Lanes(d)) {
-      auto x = hn::BitCast(d16, hn::LoadU(d, from + i));
-      for (std::size_t k = 0; k < 8 / kBits; ++k) {
-        hn::StoreU(hn::And(hn::BitCast(d, x), mask), d, out + k * kBytes + i);
-        x = hn::ShiftRight<kBits>(x);
-      }
+      const auto x = hn::BitCast(d16, hn::LoadU(d, from + i));
+      const auto put = [&]<int... k>(std::integer_sequence<int, k...>) HWY_ATTR {
+        (hn::StoreU(hn::And(hn::BitCast(d, Shifted<kUp<kBits> - k * kBits>(x)), mask), d,
+                    out + k * kBytes + i),
+         ...);
+      };
+      put(std::make_integer_sequence<int, 8 / kBits>());
     }
   }
 }
@@ -93,7 +108,7 @@ HWY_INLINE void UnpackList(const std::uint8_t* from, std::size_t bytes, std::uin
 #if HWY_TARGET == HWY_SCALAR
   for (std::size_t p = 0; p < bytes; p += piece, out += piece * (8 / kBits)) {
     for (std::uint32_t i = 0; i < piece * (8 / kBits); ++i)
-      out[i] = (from[p + i % piece] >> (i / piece * kBits)) & ((1 << kBits) - 1);
+      out[i] = ((from[p + i % piece] >> (i / piece * kBits)) & ((1 << kBits) - 1)) << kUp<kBits>;
   }
 #else
   switch (piece) {
@@ -138,10 +153,13 @@ HWY_NOINLINE void UnpackK(const codec::PageShape& shape, const std::uint8_t* pag
     hn::Store(TimesPowerOf2(d, hn::GatherIndex(d, scale, channel), shift), d, k.factor + e);
   }
   std::fill(k.factor + n, k.factor + padded, 0.0f);
+  float* factor = k.factor + k.planes->n[0];
+  for (std::uint32_t i = 0; i < k.planes->n[1]; ++i) *factor++ *= 1.0f / (1 << kUp<2>);
+  for (std::uint32_t i = 0; i < k.planes->n[2]; ++i) *factor++ *= 1.0f / (1 << kUp<1>);
   std::int32_t* mid = k.twice_mid;
   mid = std::fill_n(mid, k.planes->n[0], 15);
-  mid = std::fill_n(mid, k.planes->n[1], 3);
-  mid = std::fill_n(mid, k.planes->n[2], 1);
+  mid = std::fill_n(mid, k.planes->n[1], 3 << kUp<2>);
+  mid = std::fill_n(mid, k.planes->n[2], 1 << kUp<1>);
   std::fill(mid, k.twice_mid + padded, 0);
 }
 

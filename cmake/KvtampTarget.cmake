@@ -5,8 +5,8 @@
 #   kvtamp_test(NAME SOURCES a_test.cc [DEPS …] [LABELS unit] [SLOW])
 #     a GoogleTest program in tests/ of the build folder, one ctest per TEST; label `unit` if none
 #
-# SLOW: its speed does not matter, so builds with sanitizers compile it unoptimised, in a third of the time,
-# and tests are optimised less in all.
+# SLOW: its speed does not matter, so it is optimised less, and not at all with sanitizers, which takes a
+# third of the time.
 #
 # A dependency is a layer's plain name, or any other CMake target.
 
@@ -50,6 +50,13 @@ function(kvtamp_precompile name)
   endif()
 endfunction()
 
+function(kvtamp_speed name slow)
+  set_target_properties(${name} PROPERTIES KVTAMP_SLOW ${slow})
+  if(slow)
+    target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+  endif()
+endfunction()
+
 function(kvtamp_resolve out)
   set(targets)
   foreach(name IN LISTS ARGN)
@@ -71,7 +78,8 @@ function(kvtamp_library name)
   kvtamp_resolve(deps ${arg_DEPS})
   if(arg_SOURCES)
     add_library(${name} STATIC ${arg_SOURCES})
-    set_target_properties(${name} PROPERTIES OUTPUT_NAME kvtamp_${name} KVTAMP_SLOW ${arg_SLOW})
+    kvtamp_speed(${name} ${arg_SLOW})
+    set_target_properties(${name} PROPERTIES OUTPUT_NAME kvtamp_${name})
     target_link_libraries(${name} PUBLIC kvtamp::options ${deps})
   else()
     add_library(${name} INTERFACE)
@@ -93,11 +101,8 @@ function(kvtamp_test name)
   endif()
   kvtamp_resolve(deps ${arg_DEPS})
   add_executable(${name} ${arg_SOURCES})
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests
-                        KVTAMP_SLOW ${arg_SLOW})
-  if(arg_SLOW)
-    target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
-  endif()
+  kvtamp_speed(${name} ${arg_SLOW})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   target_link_libraries(${name} PRIVATE kvtamp::options ${deps} GTest::gmock GTest::gtest_main)
   # The list passes through one more script before ctest sees it, hence the escape.
   string(REPLACE ";" "\\\\;" labels "${arg_LABELS}")

@@ -219,7 +219,7 @@ Status UnknownFormat(std::string_view text, Side side) {
 // Hundredths, without zeros at the end.
 std::string Decimal(std::uint32_t centi) {
   std::string text = std::to_string(centi / 100);
-  if (centi % 100 != 0) text += "." + std::to_string(centi / 10 % 10);
+  if (centi % 100 != 0) text.append(1, '.').append(std::to_string(centi / 10 % 10));
   if (centi % 10 != 0) text += std::to_string(centi % 10);
   return text;
 }

@@ -6,6 +6,8 @@
 
 #include <fstream>
 
+#include "tools/kvtamp/csv.h"
+
 namespace kvtamp::tool {
 namespace {
 
@@ -131,16 +133,6 @@ void PrintMarkdown(const Json& j) {
   }
 }
 
-std::string CsvCell(const Json& value) {
-  if (value.is_null()) return "";
-  std::string text = value.is_string() ? value.get<std::string>()
-                                       : value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  if (value.is_number() || value.is_boolean()) return text;
-  std::string quoted = "\"";
-  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return quoted + "\"";
-}
-
 // The figures as one row; of a task, each prompt as a row.
 void PrintCsv(const Json& j) {
   Json rows = j.value("items", Json::array());
@@ -150,14 +142,7 @@ void PrintCsv(const Json& j) {
       if (!value.is_structured()) rows.back()[key] = value;
     }
   }
-  const auto print = [](const Json& row, bool names) {
-    std::string line;
-    for (const auto& [key, value] : row.items())
-      line += (line.empty() ? "" : ",") + (names ? key : CsvCell(value));
-    fmt::print("{}\n", line);
-  };
-  print(rows.front(), true);
-  for (const Json& row : rows) print(row, false);
+  fmt::print("{}", Csv(rows));
 }
 
 }  // namespace

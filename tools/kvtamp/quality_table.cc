@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "tools/kvtamp/csv.h"
+
 namespace kvtamp::tool {
 namespace {
 
@@ -92,18 +94,9 @@ std::string QualityMarkdown(const QualityTable& t) {
 }
 
 std::string QualityCsv(const QualityTable& t) {
-  std::string out;
-  for (const QualityRow& r : t.rows) {
-    const Json j = RowJson(r, t);
-    std::string line;
-    if (out.empty()) {
-      for (const auto& [key, value] : j.items()) out += (out.empty() ? "" : ",") + key;
-      out += "\n";
-    }
-    for (const auto& [key, value] : j.items()) line += (line.empty() ? "" : ",") + value.dump();
-    out += line + "\n";
-  }
-  return out;
+  Json rows = Json::array();
+  for (const QualityRow& r : t.rows) rows.push_back(RowJson(r, t));
+  return Csv(rows);
 }
 
 Json QualityJson(const QualityTable& t) {

@@ -65,10 +65,12 @@ TEST(QualityTable, MarkdownComparesWithTheHostsTypes) {
 }
 
 TEST(QualityTable, CsvHasARowForEachAndJsonTheSame) {
-  const QualityTable t = Example();
+  QualityTable t = Example();
+  t.rows[1].settings = "a=\"b\",c";
   const std::string csv = QualityCsv(t);
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 6);
   EXPECT_TRUE(csv.starts_with("name,device,"));
+  EXPECT_THAT(csv, HasSubstr(",\"a=\"\"b\"\",c\","));
   const auto j = QualityJson(t);
   EXPECT_EQ(j.at("rows").size(), 5u);
   EXPECT_EQ(j.at("rows").at(3).at("kld_mean"), 0.005);
