@@ -31,10 +31,10 @@ format: ## clang-format on every C++ file
 	@scripts/deps --lint
 	@git ls-files -zco --exclude-standard '*.cc' '*.h' | xargs -0r clang-format -i
 
-lint: release ## clang-format and clang-tidy, changing nothing
+lint: deps ## clang-format and clang-tidy, changing nothing
 	@scripts/deps --lint
 	@git ls-files -zco --exclude-standard '*.cc' '*.h' | xargs -0r clang-format --dry-run -Werror
-	@run-clang-tidy -quiet -p build/release
+	@$(llama); cmake --preset lint -DKVTAMP_LLAMA_DIR="$$llama"; run-clang-tidy -quiet -p build/lint
 
 clean: ## removes build/ (what was fetched stays in the cache)
 	@rm -rf build

@@ -5,12 +5,20 @@
 #   kvtamp_test(NAME SOURCES a_test.cc [DEPS …] [LABELS unit] [SLOW])
 #     a GoogleTest program in tests/ of the build folder, one ctest per TEST; label `unit` if none
 #
-# SLOW: its speed does not matter, so it is optimised less, and not at all with sanitizers, which takes a
-# third of the time.
+# SLOW: its speed does not matter but that of compiling it: it is optimised less, not at all with
+# sanitizers, and several files are compiled as one (so names in their anonymous namespaces must differ).
 #
 # A dependency is a layer's plain name, or any other CMake target.
 
 include(GoogleTest)
+
+# What was compiled once is not compiled again, in whatever checkout: paths are taken from its root.
+find_program(KVTAMP_CCACHE ccache)
+mark_as_advanced(KVTAMP_CCACHE)
+if(KVTAMP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}
+      CCACHE_NOHASHDIR=1 ${KVTAMP_CCACHE})
+endif()
 
 add_library(kvtamp_options INTERFACE)
 add_library(kvtamp::options ALIAS kvtamp_options)
@@ -42,18 +50,11 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_CXX_VISIBILITY_PRESET hidden)
 set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 
-# Large headers that many files of a target include. Not in the builds that clang-tidy reads: it takes GCC's
-# for its own, and fails.
-function(kvtamp_precompile name)
-  if(KVTAMP_SANITIZE)
-    target_precompile_headers(${name} PRIVATE ${ARGN})
-  endif()
-endfunction()
-
 function(kvtamp_speed name slow)
   set_target_properties(${name} PROPERTIES KVTAMP_SLOW ${slow})
   if(slow)
     target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ${KVTAMP_UNITY} UNITY_BUILD_BATCH_SIZE 9)
   endif()
 endfunction()
 

@@ -19,7 +19,7 @@
 namespace kvtamp::tool {
 namespace {
 
-constexpr const char* kFooter = R"(
+constexpr const char* kBenchFooter = R"(
 A cache is a type, with settings of its own behind it if need be:
   --caches k4v4,k3.5v3,k3.5v3@profile=model.toml,k3.5v3@n_sink=0@residual_length=0
 Names of settings are those of the section [cache] of the settings file.
@@ -217,7 +217,7 @@ Result<QualityTable> TableOf(const Options& o, const ModelLayout& layout,
 int QualityMain(const Args& args) {
   CLI::App app("Caches by size and by what they cost in quality, the host's own beside ours",
                "kvtamp bench quality");
-  app.footer(kFooter);
+  app.footer(kBenchFooter);
   Options o;
   AddOptions(app, o);
   if (const auto code = Parse(app, args)) return *code;

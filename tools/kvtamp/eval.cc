@@ -21,7 +21,7 @@
 namespace kvtamp::tool {
 namespace {
 
-constexpr const char* kFooter = R"(
+constexpr const char* kEvalFooter = R"(
 Examples:
   kvtamp eval -m model.gguf -f wiki.test.raw -c 2048 --chunks 4
   kvtamp eval -m model.gguf -f text.txt -ub 64 --cache int8 -o json --fail-if 'kld_mean>0.01'
@@ -230,7 +230,7 @@ int EvalMain(const Args& args) {
       "What a cache format costs in quality, against the host's f16 cache: perplexity and KL "
       "divergence, needles, RULER's tasks, written answers",
       "kvtamp eval");
-  app.footer(kFooter);
+  app.footer(kEvalFooter);
   Session session;
   session.options.AddTo(app);
   if (const auto code = Parse(app, args)) return *code;

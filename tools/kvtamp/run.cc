@@ -21,7 +21,7 @@ constexpr int kOwnFailure = 125;
 constexpr int kNotRunnable = 126;
 constexpr int kNotFound = 127;
 
-constexpr const char* kFooter = R"(
+constexpr const char* kRunFooter = R"(
 Examples:
   kvtamp run -- llama-server -m model.gguf -c 32768
   kvtamp run --cache int8 -- llama-cli -m model.gguf
@@ -78,7 +78,7 @@ int RunMain(const Args& args) {
       "kvtamp run [flags] -- PROGRAM ARGS...\nstarts a llama.cpp program with its KV cache kept by "
       "kvtamp",
       "kvtamp run");
-  app.footer(kFooter);
+  app.footer(kRunFooter);
   bool print_env = false, quiet = false;
   app.add_flag("--print-env", print_env, "print what would be set, for copying, and exit");
   app.add_flag("-q,--quiet", quiet, "no line about what was set (warnings stay)");
