@@ -355,7 +355,7 @@ TEST_P(RandomShapes, Play) {
       seed, setting.type.c_str(), setting.page_size, setting.n_sink, setting.residual_length,
       static_cast<int>(d.dk), static_cast<int>(d.dv), static_cast<int>(d.n_head_kv), gqa,
       static_cast<int>(d.n_cells), static_cast<int>(d.n_streams));
-  Play play(setting, d, gqa, seed, r.Chance(0.3) ? kManyThreads : 1);
+  Play play(setting, d, gqa, seed, r.Chance(0.3) ? 3 : 1);
   const bool alibi = r.Chance(0.2), softcap = r.Chance(0.2), sinks = r.Chance(0.2);
   for (int i = 0; i < 10; ++i) {
     Step s;
@@ -427,7 +427,7 @@ TEST(Attention, FirstRowsStayF16AndNewestInt8) { FirstAndNewestRows("int8"); }
 
 // llama-server decodes on a worker thread, and not always on the same.
 TEST(Attention, CallsFromChangingThreads) {
-  Play play({"k4v4", 32, 4, 32}, {.n_head_kv = 2}, 2, Seed(870), kManyThreads);
+  Play play({"k4v4", 32, 4, 32}, {.n_head_kv = 2}, 2, Seed(870), 3);
   for (int n_tok : {100, 33, 33, 1, 1, 3})
     std::thread([&] { play.Do(Next(n_tok, n_tok == 33 ? Way::kSched : Way::kDirect)); }).join();
   play.Do(Next(1, Way::kDirect));

@@ -246,7 +246,7 @@ TEST(Graphs, ThreadsDoNotChangeTheAnswer) {
   const Dims d{.dk = 80, .dv = 96, .n_head_kv = 3, .n_cells = 512};
   for (const char* type : kTypes) {
     std::vector<float> one;
-    for (int n_threads : {1, 2, kManyThreads, 7}) {
+    for (int n_threads : {1, 2, 3, 7}) {
       const ggml_backend_ptr ours = NewBackend({type}, n_threads), cpu = NewCpu();
       Cache cache(OurType(), d);
       Random random(Seed(860));
@@ -256,7 +256,6 @@ TEST(Graphs, ThreadsDoNotChangeTheAnswer) {
           RunLayer(Way::kDirect, ours.get(), cpu.get(), cache, Causal(d, random, 1, 333));
       if (one.empty()) one = out;
       EXPECT_LE(Nmse(out, one), 1e-10) << type << ", " << n_threads << " threads";
-      if (kManyThreads == 1) break;
     }
   }
 }

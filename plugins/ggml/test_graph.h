@@ -20,13 +20,6 @@
 
 namespace kvtamp::ggml_plugin::test {
 
-// ThreadSanitizer does not understand the barriers of OpenMP's run-time library.
-#ifdef __SANITIZE_THREAD__
-inline constexpr int kManyThreads = 1;
-#else
-inline constexpr int kManyThreads = 3;
-#endif
-
 inline ggml_backend_reg_t Load() {
   ggml_backend_load_all();
   return ggml_backend_load(KVTAMP_TEST_PLUGIN);
