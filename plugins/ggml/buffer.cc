@@ -9,6 +9,7 @@
 #include <numeric>
 #include <string_view>
 
+#include "control/store_options.h"
 #include "plugins/ggml/plugin.h"
 #include "plugins/ggml/report.h"
 
@@ -140,9 +141,8 @@ bool Buffer::EnsureStored(const KvTensor& t) {
   }
   const auto settings = CurrentSettings();
   if (cache_ == nullptr) {
-    const store::Options options{settings->page_size, settings->n_sink, settings->residual_length,
-                                 settings->int8_window};
-    auto fresh = std::make_unique<store::Cache>(options, t.n_streams, t.n_cells);
+    auto fresh =
+        std::make_unique<store::Cache>(control::StoreOptions(*settings), t.n_streams, t.n_cells);
     std::lock_guard lock(snapshot_mutex_);
     cache_ = std::move(fresh);
   }

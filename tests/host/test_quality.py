@@ -1,4 +1,4 @@
-"""kvtamp bench quality and kvtamp errors on a real model: what they say must agree with kvtamp eval and with what is
+"""kvtamp bench and kvtamp errors on a real model: what they say must agree with kvtamp eval and with what is
 known of the formats."""
 
 import json
@@ -73,6 +73,35 @@ def test_the_plot_is_xml(table):
 ])
 def test_mistakes_are_said_at_once(programs, args, says):
     err = run(programs, "bench", "quality", *model(programs), *args, code=2).err
+    assert says in err and len(err.splitlines()) == 1, err
+
+
+def test_speed_of_all_in_turns(programs):
+    def speed(output):
+        return run(programs, "bench", "speed", "-m", programs.model, "-t", host.THREADS, "-q", "-d", "0,300", "-p", 64, "-n", 4,
+                   "-r", 2, "--caches", "k4v4,k2v2@n_sink=0", "-o", output).out
+
+    rows = json.loads(speed("json"))
+    assert [(row["cache_type"], row["n_depth"], row["n_prompt"], row["n_gen"]) for row in rows] == [
+        (cache, depth, *test) for depth in (0, 300) for test in ((64, 0), (0, 4)) for cache in ("f16", "k4v4", "k2v2")]
+    for row in rows:
+        assert len(row["samples_ts"]) == len(row["samples_ns"]) == 2
+        assert row["min_ts"] <= row["median_ts"] <= row["max_ts"]
+        assert row["ratio_to"] == "f16" and row["ratio_min"] <= row["ratio"] <= row["ratio_max"]
+    # 64 tokens at once are read faster than 4 one by one, and nothing is so fast that it was not done.
+    assert all(pp["median_ts"] > tg["median_ts"] for pp, tg in zip(rows[0:3], rows[3:6]))
+    assert all(row["avg_ns"] > 1e6 for row in rows)
+    assert [json.loads(line)["cache_type"] for line in speed("jsonl").splitlines()] == ["f16", "k4v4", "k2v2"] * 4
+
+
+@pytest.mark.parametrize("args, says", [
+    (["-p", 0, "-n", 0], "nothing is left to measure"),
+    (["--caches", "k4v9"], "k4v9"),
+    (["-d", "deep"], "--n-depth"),
+    (["-r", 0], "--repetitions"),
+])
+def test_mistakes_of_speed_are_said_at_once(programs, args, says):
+    err = run(programs, "bench", "speed", "-m", programs.model, *args, code=2).err
     assert says in err and len(err.splitlines()) == 1, err
 
 

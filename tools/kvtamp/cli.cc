@@ -141,6 +141,14 @@ void SettingFlags::Export(const control::Settings& settings) const {
   }
 }
 
+std::string CpuInfo() {
+  std::ifstream in("/proc/cpuinfo");
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  }
+  return "";
+}
+
 int DefaultThreads() {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);

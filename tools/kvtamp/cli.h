@@ -46,6 +46,8 @@ class SettingFlags {
 
 // Cores this process may run on; of two hardware threads of one core, one counts.
 int DefaultThreads();
+// The processor by its name, "" where it cannot be told.
+std::string CpuInfo();
 
 // A file whole.
 Result<std::string> ReadFile(const std::string& path);

@@ -17,7 +17,9 @@ inline constexpr int kLimitPassed = 3;
 
 int RunMain(const Args& args);
 int DoctorMain(const Args& args);
-int BenchMain(const Args& args);
+int BenchMain(const Args& args);  // one of the two:
+int BenchQualityMain(const Args& args);
+int BenchSpeedMain(const Args& args);
 int ErrorsMain(const Args& args);
 int EvalMain(const Args& args);
 int FormatsMain(const Args& args);

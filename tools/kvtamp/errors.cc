@@ -10,6 +10,7 @@
 #include <map>
 #include <set>
 
+#include "control/store_options.h"
 #include "store/cache.h"
 #include "tools/kvtamp/host_model.h"
 #include "tools/kvtamp/plugin.h"
@@ -52,12 +53,8 @@ class Tap {
  public:
   Tap(const ErrorsConfig& config, const control::Settings& settings)
       : config_(config), settings_(settings) {
-    store::Options options;
-    options.page_size = settings.page_size;
-    options.n_sink = settings.n_sink;
-    options.residual_length = settings.residual_length;
-    options.int8_window = settings.int8_window;
-    for (auto& cache : caches_) cache = std::make_unique<store::Cache>(options, 1, config.n_ctx);
+    for (auto& cache : caches_)
+      cache = std::make_unique<store::Cache>(control::StoreOptions(settings), 1, config.n_ctx);
   }
 
   static bool Callback(ggml_tensor* t, bool ask, void* self) {

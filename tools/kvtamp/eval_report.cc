@@ -4,20 +4,11 @@
 #include <ggml.h>
 #include <llama.h>
 
-#include <fstream>
-
+#include "tools/kvtamp/cli.h"
 #include "tools/kvtamp/csv.h"
 
 namespace kvtamp::tool {
 namespace {
-
-std::string CpuInfo() {
-  std::ifstream in("/proc/cpuinfo");
-  for (std::string line; std::getline(in, line);) {
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  }
-  return "";
-}
 
 double Speed(const std::vector<ChunkResult>& chunks, std::uint32_t n_ctx, bool base) {
   double seconds = 0;

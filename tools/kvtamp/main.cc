@@ -24,7 +24,7 @@ constexpr Command kCommands[] = {
     {"doctor", DoctorMain, "check this machine, the host, the settings and a model"},
     {"eval", EvalMain, "what a format costs in quality, against the host's f16 cache"},
     {"errors", ErrorsMain, "where a format's loss comes from: by layer, head, K and V"},
-    {"bench", BenchMain, "tables of caches side by side: bench quality"},
+    {"bench", BenchMain, "tables of caches side by side: bench quality, bench speed"},
     {"sensitivity", SensitivityMain, "what each KV head's precision is worth; writes a profile"},
     {"formats", FormatsMain, "the formats of the cache and their true size"},
 };

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/half.h"
+#include "control/store_options.h"
 #include "store/cache.h"
 
 namespace kvtamp::tool {
@@ -17,14 +18,9 @@ constexpr std::uint32_t kPad = 256;  // the host's caches have cells by so many
 // The layers of one of the host's caches: all of full attention, or all of the sliding window.
 Status Fill(const ModelLayout& layout, const control::Settings& settings, bool swa,
             std::uint32_t n_tokens, std::uint32_t n_ubatch, CacheSize& size) {
-  store::Options options;
-  options.page_size = settings.page_size;
-  options.n_sink = settings.n_sink;
-  options.residual_length = settings.residual_length;
-  options.int8_window = settings.int8_window;
   const std::uint32_t wanted = swa ? std::min(n_tokens, layout.n_swa + n_ubatch) : n_tokens;
   const std::uint32_t n_cells = (wanted + kPad - 1) / kPad * kPad;
-  store::Cache cache(options, 1, n_cells);
+  store::Cache cache(control::StoreOptions(settings), 1, n_cells);
   SerialExecutor executor;
   std::mt19937 rng(1);
   std::normal_distribution<float> normal;

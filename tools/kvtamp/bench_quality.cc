@@ -1,0 +1,230 @@
+// kvtamp bench quality: a table of caches by size and loss.
+#include <fmt/format.h>
+#include <llama.h>
+
+#include <algorithm>
+#include <csignal>
+#include <fstream>
+
+#include "tools/kvtamp/cache_list.h"
+#include "tools/kvtamp/cli.h"
+#include "tools/kvtamp/evaluate.h"
+#include "tools/kvtamp/layout.h"
+#include "tools/kvtamp/needles.h"
+#include "tools/kvtamp/plugin.h"
+#include "tools/kvtamp/progress.h"
+#include "tools/kvtamp/quality_table.h"
+#include "tools/kvtamp/stored_size.h"
+
+namespace kvtamp::tool {
+namespace {
+
+constexpr const char* kQualityFooter = R"(
+Examples:
+  kvtamp bench quality -m model.gguf -f wiki.test.raw
+  kvtamp bench quality -m model.gguf -f text.txt --caches k4v4,k3v3 --host-types q8_0,q4_0 --svg out.svg
+  kvtamp bench quality -m model.gguf -f text.txt --decode-only --scored 128 -o json)";
+
+struct Options {
+  EvalConfig config;
+  std::string text_file, output = "md", svg;
+  std::vector<std::string> caches{"f16", "k8v8", "k4v4", "k3.5v3", "k3v2.5", "k2.5v2", "k2v2"};
+  std::vector<std::string> host_types{"q8_0", "q5_0", "q4_0"};
+  std::vector<double> depths{10, 50, 90};
+  std::uint32_t n_long = 8192;
+  int n_chunks = 4;
+  bool quiet = false, verbose = false;
+};
+
+void AddOptions(CLI::App& app, Options& o) {
+  app.add_option("-m,--model", o.config.model, "GGUF file")->type_name("FILE")->required();
+  app.add_option("-f,--file", o.text_file, "text to score")->type_name("FILE")->required();
+  app.add_option("--caches", o.caches, "kvtamp's caches, with commas between")
+      ->delimiter(',')
+      ->type_name("CACHE")
+      ->capture_default_str();
+  app.add_option("--host-types", o.host_types, "the host's own cache types beside them")
+      ->delimiter(',')
+      ->type_name("TYPE")
+      ->capture_default_str();
+  app.add_option("-c,--ctx-size", o.config.n_ctx, "tokens of a chunk")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::Range(64u, 1u << 20));
+  o.config.n_ubatch = 64;
+  app.add_option("--ubatch-size", o.config.n_ubatch, "-ub: micro-batch")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::Range(1u, 65536u));
+  app.add_option("--chunks", o.n_chunks, "chunks to run, -1 for all")
+      ->type_name("N")
+      ->capture_default_str();
+  app.add_flag("--decode-only", o.config.decode_only, "score token by token");
+  app.add_option("--scored", o.config.n_scored, "score the last N of a chunk [its second half]")
+      ->type_name("N")
+      ->check(CLI::Range(2u, 1u << 20));
+  app.add_option("--needle-depths", o.depths,
+                 "percent of a prompt of -c tokens at which a needle lies; -1: ask for none")
+      ->delimiter(',')
+      ->type_name("N")
+      ->check(CLI::Range(-1.0, 100.0))
+      ->capture_default_str();
+  app.add_option("--size-at", o.n_long, "tokens at which sizes are stated")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::Range(64u, 1u << 20));
+  o.config.n_threads = DefaultThreads();
+  app.add_option("-t,--threads", o.config.n_threads, "threads")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
+  app.add_option("-o,--output", o.output, "md, csv or json")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"md", "csv", "json"}));
+  app.add_option("--svg", o.svg, "write a plot of quality over size")->type_name("FILE");
+  app.add_flag("-q,--quiet", o.quiet, "no progress");
+  app.add_flag("-v,--verbose", o.verbose, "let the host's log through");
+}
+
+Result<std::vector<CacheEntry>> Entries(const Options& o) {
+  std::vector<CacheEntry> entries;
+  for (const bool host : {false, true}) {
+    for (const std::string& text : host ? o.host_types : o.caches) {
+      auto entry = host ? HostCache(text) : OwnCache(text);
+      if (!entry.ok()) return entry.status();
+      entries.push_back(std::move(entry.value()));
+    }
+  }
+  // The noise floor is f16 through us.
+  if (std::none_of(entries.begin(), entries.end(),
+                   [](const CacheEntry& e) { return !e.cache.host && e.name == "f16"; })) {
+    auto f16 = OwnCache("f16");
+    if (!f16.ok()) return f16.status();
+    entries.insert(entries.begin(), std::move(f16.value()));
+  }
+  return entries;
+}
+
+Result<QualityTable> TableOf(const Options& o, const ModelLayout& layout,
+                             const std::vector<CacheEntry>& entries, const EvalResult& result,
+                             const NeedlesFound& needles) {
+  QualityTable t;
+  t.n_needles = needles.asked;
+  t.needles_base = needles.base;
+  t.model = layout.name.empty() ? result.model.type : layout.name;
+  t.text = o.text_file.substr(o.text_file.rfind('/') + 1);
+  t.n_ctx = o.config.n_ctx;
+  t.n_ubatch = o.config.n_ubatch;
+  t.n_long = o.n_long;
+  t.decode_only = o.config.decode_only;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const CacheEntry& e = entries[i];
+    const TestedResult& r = result.tested[i];
+    t.n_chunks = static_cast<std::uint32_t>(r.chunks.size());
+    t.n_scored = static_cast<std::uint32_t>(r.total.n);
+    QualityRow row;
+    row.name = e.name;
+    row.device = e.cache.host ? "host" : "kvtamp";
+    row.format_k = e.format_k;
+    row.format_v = e.format_v;
+    row.settings = e.settings_text;
+    row.total = r.total;
+    if (i < needles.tested.size()) row.needles = needles.tested[i];
+    CacheSize now;
+    for (const ChunkResult& c : r.chunks) {
+      now += c.size;
+      row.kld_worst_chunk = std::max(row.kld_worst_chunk, c.divergence.kld_mean);
+    }
+    row.bits = now.logical_bytes > 0 ? 16 * now.stored_bytes / now.logical_bytes : 0;
+    CacheSize then;
+    if (e.cache.host) {
+      then = SizeOfHostCache(layout, e.cache.type_k, e.cache.type_v, o.n_long);
+    } else {
+      const auto size = StoredSize(layout, e.settings, o.n_long, o.config.n_ubatch);
+      if (!size.ok()) return size.status();
+      then = size.value();
+    }
+    row.bits_long = 16 * then.stored_bytes / then.logical_bytes;
+    row.bytes_per_token_long = then.stored_bytes / o.n_long;
+    if (!e.cache.host && e.name == "f16" && e.settings_text.empty())
+      t.kld_floor = row.total.kld_mean;
+    t.rows.push_back(std::move(row));
+  }
+  t.Finish();
+  return t;
+}
+
+}  // namespace
+
+int BenchQualityMain(const Args& args) {
+  CLI::App app("Caches by size and by what they cost in quality, the host's own beside ours",
+               "kvtamp bench quality");
+  app.footer(std::string(kCacheListHelp) + kQualityFooter);
+  Options o;
+  AddOptions(app, o);
+  if (const auto code = Parse(app, args)) return *code;
+  if (o.n_chunks == 0 || o.n_chunks < -1)
+    return Fail("bench quality", "--chunks must be positive, or -1 for all", kBadUsage);
+  if (std::count(o.depths.begin(), o.depths.end(), -1) != 0 && o.depths.size() != 1)
+    return Fail("bench quality", "--needle-depths: -1 stands alone", kBadUsage);
+  if (o.config.n_scored >= o.config.n_ctx)
+    return Fail("bench quality", "--scored must be less than --ctx-size", kBadUsage);
+  o.config.max_chunks = o.n_chunks < 0 ? 0 : static_cast<std::uint32_t>(o.n_chunks);
+  o.config.n_ubatch = o.config.n_ubatch_base = o.config.n_batch =
+      std::min(o.config.n_ubatch, o.config.n_ctx);
+  const auto entries = Entries(o);
+  if (!entries.ok()) return Fail("bench quality", entries.status().message(), kBadUsage);
+  SilenceHost(o.verbose);
+  const auto layout = ReadLayout(o.config.model);
+  if (!layout.ok()) return Fail("bench quality", layout.status().message(), kFailed);
+  if (layout.value().layers.empty())
+    return Fail("bench quality", o.config.model + " has no K/V cache", kFailed);
+  for (const CacheEntry& e : entries.value()) {
+    if (e.cache.host) continue;
+    if (const Status fits = CheckFormats(layout.value(), e.settings); !fits.ok())
+      return Fail("bench quality", e.name + ": " + fits.message(), kBadUsage);
+  }
+  auto text = ReadFile(o.text_file);
+  if (!text.ok()) return Fail("bench quality", text.status().message(), kFailed);
+  o.config.text = std::move(text.value());
+  const auto path = FindPlugin();
+  if (!path.ok()) return Fail("bench quality", path.status().message(), kFailed);
+  ::setenv("KVTAMP_LOG", "error", 0);  // one line for each cache would drown the table
+  const auto plugin = LoadPlugin(path.value());
+  if (!plugin.ok()) return Fail("bench quality", plugin.status().message(), kFailed);
+  o.config.plugin = &plugin.value();
+  llama_backend_init();
+
+  RunLog log;
+  NoteInterrupts();
+  std::vector<TestedCache> tested;
+  for (const CacheEntry& e : entries.value()) tested.push_back(e.cache);
+  Progress progress("bench quality", o.quiet);
+  const EvalHooks hooks{[&](double done, const std::string& what) { return progress(done, what); },
+                        &log};
+  const auto result = Evaluate(o.config, tested, layout.value(), hooks);
+  if (!result.ok()) return Fail("bench quality", result.status().message(), kFailed);
+  if (result.value().tested.front().chunks.empty())
+    return Fail("bench quality", "interrupted before the first chunk was done", 128 + SIGINT);
+  for (const std::string& warning : result.value().warnings)
+    fmt::print(stderr, "kvtamp bench quality: warning: {}\n", warning);
+  NeedlesFound needles;
+  if (o.depths != std::vector<double>{-1}) {
+    auto found = FindNeedles(o.config, tested, o.depths, hooks);
+    if (!found.ok()) return Fail("bench quality", found.status().message(), kFailed);
+    needles = std::move(found.value());
+  }
+  const auto table = TableOf(o, layout.value(), entries.value(), result.value(), needles);
+  if (!table.ok()) return Fail("bench quality", table.status().message(), kFailed);
+  if (o.output == "md") fmt::print("{}", QualityMarkdown(table.value()));
+  if (o.output == "csv") fmt::print("{}", QualityCsv(table.value()));
+  if (o.output == "json") fmt::print("{}\n", QualityJson(table.value()).dump(2));
+  if (!o.svg.empty()) {
+    std::ofstream out(o.svg);
+    out << QualitySvg(table.value());
+    if (!out.flush()) return Fail("bench quality", "cannot write " + o.svg, kFailed);
+  }
+  return kDone;
+}
+
+}  // namespace kvtamp::tool

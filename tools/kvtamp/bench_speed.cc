@@ -1,0 +1,142 @@
+// kvtamp bench speed: prefill and decode of several caches, beside the host's own in the same run.
+#include <fmt/format.h>
+#include <llama.h>
+
+#include <csignal>
+
+#include "tools/kvtamp/cache_list.h"
+#include "tools/kvtamp/cli.h"
+#include "tools/kvtamp/layout.h"
+#include "tools/kvtamp/plugin.h"
+#include "tools/kvtamp/progress.h"
+#include "tools/kvtamp/speed.h"
+#include "tools/kvtamp/speed_table.h"
+
+namespace kvtamp::tool {
+namespace {
+
+constexpr const char* kSpeedFooter = R"(
+All caches are measured in turns, so a busy machine slows all of them; t/s is the median of the
+repetitions, the ratio that of the same turns. What it needs is memory for all caches at once.
+
+Examples:
+  kvtamp bench speed -m model.gguf
+  kvtamp bench speed -m model.gguf --caches k4v4,k3v3 --host-types f16,q8_0 -d 0,4096 -p 512 -n 32
+  kvtamp bench speed -m model.gguf -d 32768 -p 0 -o json)";
+
+struct SpeedOptions {
+  SpeedConfig config;
+  std::vector<std::string> caches{"k4v4"}, host_types{"f16"};
+  std::string output = "md";
+  bool quiet = false, verbose = false;
+};
+
+void AddSpeedOptions(CLI::App& app, SpeedOptions& o) {
+  SpeedConfig& c = o.config;
+  const auto number = [&](const char* name, auto& to, const char* help, std::uint32_t least) {
+    app.add_option(name, to, help)
+        ->type_name("N")
+        ->capture_default_str()
+        ->check(CLI::Range(least, 1u << 20));
+  };
+  app.add_option("-m,--model", c.model, "GGUF file")->type_name("FILE")->required();
+  app.add_option("--caches", o.caches, "kvtamp's caches, with commas between")
+      ->delimiter(',')
+      ->type_name("CACHE")
+      ->capture_default_str();
+  app.add_option("--host-types", o.host_types, "the host's own cache types beside them")
+      ->delimiter(',')
+      ->type_name("TYPE")
+      ->capture_default_str();
+  number("-p,--n-prompt", c.n_prompt, "tokens of the prefill test, 0: none", 0);
+  number("-n,--n-gen", c.n_gen, "tokens of the decode test, 0: none", 0);
+  app.add_option("-d,--n-depth", c.depths, "tokens in the cache before a test")
+      ->delimiter(',')
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::Range(0u, 1u << 24));
+  number("-r,--repetitions", c.repetitions, "how often each test runs", 1);
+  number("-b,--batch-size", c.n_batch, "tokens of one call", 1);
+  number("--ubatch-size", c.n_ubatch, "-ub: micro-batch", 1);
+  c.n_threads = DefaultThreads();
+  app.add_option("-t,--threads", c.n_threads, "threads")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
+  app.add_option("-o,--output", o.output, "md, csv, json or jsonl")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"md", "csv", "json", "jsonl"}));
+  app.add_flag("-q,--quiet", o.quiet, "no progress");
+  app.add_flag("-v,--verbose", o.verbose, "let the host's log through");
+}
+
+Result<std::vector<CacheEntry>> EntriesOf(const SpeedOptions& o, const ModelLayout& layout) {
+  std::vector<CacheEntry> entries;
+  for (const std::string& text : o.host_types) {
+    auto entry = HostCache(text);
+    if (!entry.ok()) return entry.status();
+    entries.push_back(std::move(entry.value()));
+  }
+  for (const std::string& text : o.caches) {
+    auto entry = OwnCache(text);
+    if (!entry.ok()) return entry.status();
+    if (const Status fits = CheckFormats(layout, entry.value().settings); !fits.ok())
+      return Status::Invalid(entry.value().name + ": " + fits.message());
+    entries.push_back(std::move(entry.value()));
+  }
+  return entries;
+}
+
+void PrintRows(const std::string& output, const nlohmann::ordered_json& rows) {
+  if (output == "md") fmt::print("{}", SpeedMarkdown(rows));
+  if (output == "csv") fmt::print("{}", SpeedCsv(rows));
+  if (output == "json") fmt::print("{}\n", rows.dump(2));
+  if (output == "jsonl")
+    for (const auto& row : rows) fmt::print("{}\n", row.dump());
+}
+
+}  // namespace
+
+int BenchSpeedMain(const Args& args) {
+  CLI::App app("Prefill and decode of several caches, beside the host's own in the same run",
+               "kvtamp bench speed");
+  app.footer(std::string(kCacheListHelp) + kSpeedFooter);
+  SpeedOptions o;
+  AddSpeedOptions(app, o);
+  if (const auto code = Parse(app, args)) return *code;
+  const auto fail = [](const std::string& what, int code) {
+    return Fail("bench speed", what, code);
+  };
+  if (o.config.n_prompt + o.config.n_gen == 0)
+    return fail("-p 0 and -n 0: nothing is left to measure", kBadUsage);
+  SilenceHost(o.verbose);
+  const auto layout = ReadLayout(o.config.model);
+  if (!layout.ok()) return fail(layout.status().message(), kFailed);
+  if (layout.value().layers.empty()) return fail(o.config.model + " has no K/V cache", kFailed);
+  const auto entries = EntriesOf(o, layout.value());
+  if (!entries.ok()) return fail(entries.status().message(), kBadUsage);
+  const auto path = FindPlugin();
+  if (!path.ok()) return fail(path.status().message(), kFailed);
+  ::setenv("KVTAMP_LOG", "error", 0);
+  const auto plugin = LoadPlugin(path.value());
+  if (!plugin.ok()) return fail(plugin.status().message(), kFailed);
+  o.config.plugin = &plugin.value();
+  llama_backend_init();
+
+  NoteInterrupts();
+  std::vector<TestedCache> caches;
+  for (const CacheEntry& e : entries.value()) caches.push_back(e.cache);
+  Progress progress("bench speed", o.quiet);
+  bool stopped = false;
+  const auto result = MeasureSpeed(o.config, caches, [&](double done, const std::string& what) {
+    stopped = !progress(done, what);
+    return !stopped;
+  });
+  if (!result.ok()) return fail(result.status().message(), kFailed);
+  const auto rows = SpeedRows(o.config, entries.value(), result.value());
+  if (rows.empty()) return fail("interrupted before the first test was done", 128 + SIGINT);
+  PrintRows(o.output, rows);
+  return stopped ? 128 + SIGINT : kDone;
+}
+
+}  // namespace kvtamp::tool

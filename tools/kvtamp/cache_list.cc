@@ -1,0 +1,56 @@
+#include "tools/kvtamp/cache_list.h"
+
+#include "tools/kvtamp/host_types.h"
+
+namespace kvtamp::tool {
+
+Result<CacheEntry> OwnCache(const std::string& text) {
+  CacheEntry e;
+  e.name = text.substr(0, text.find('@'));
+  control::Overrides overrides{{"cache.type", e.name, "--caches " + e.name}};
+  for (std::size_t at = text.find('@'); at != std::string::npos;) {
+    const std::size_t next = text.find('@', at + 1);
+    const std::string part = text.substr(at + 1, next == std::string::npos ? next : next - at - 1);
+    const std::size_t eq = part.find('=');
+    if (eq == std::string::npos)
+      return Status::Invalid("--caches " + text + ": " + part +
+                             " is not of the form SETTING=VALUE");
+    overrides.push_back({"cache." + part.substr(0, eq), part.substr(eq + 1), "--caches @" + part});
+    e.settings_text += (e.settings_text.empty() ? "" : " ") + part;
+    at = next;
+  }
+  for (const control::Override& o : overrides) {
+    if (control::FindOption(o.path) != nullptr) continue;
+    std::vector<std::string> names;
+    for (const control::Option& option : control::Options())
+      if (std::string_view(option.path).starts_with("cache.")) names.emplace_back(option.path + 6);
+    const std::string name = o.path.substr(6);
+    return Status::Invalid("--caches " + text + ": no setting " + name +
+                           control::Suggestion(name, names));
+  }
+  auto settings = control::LoadSettings(overrides, control::ProcessEnvironment());
+  if (!settings.ok()) return settings.status();
+  e.settings = settings.value();
+  e.format_k = codec::FormatName(e.settings.type.k);
+  e.format_v = codec::FormatName(e.settings.type.v);
+  // The type by its sides alone, whatever the environment says of either.
+  e.cache.environment = {{"KVTAMP_CACHE_TYPE", ""},
+                         {"KVTAMP_CACHE_TYPE_K", codec::FormatName(e.settings.type.k)},
+                         {"KVTAMP_CACHE_TYPE_V", codec::FormatName(e.settings.type.v)}};
+  for (std::size_t i = 1; i < overrides.size(); ++i)
+    e.cache.environment.emplace_back(control::EnvName(overrides[i].path), overrides[i].text);
+  return e;
+}
+
+Result<CacheEntry> HostCache(const std::string& text) {
+  CacheEntry e;
+  e.name = text;
+  e.cache.host = true;
+  const auto type = HostType(text, "--host-types");
+  if (!type.ok()) return type.status();
+  e.cache.type_k = e.cache.type_v = type.value();
+  e.format_k = e.format_v = e.name;
+  return e;
+}
+
+}  // namespace kvtamp::tool

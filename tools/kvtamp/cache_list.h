@@ -1,0 +1,28 @@
+// The caches of a table: what --caches and --host-types name.
+#pragma once
+
+#include <string>
+
+#include "control/settings.h"
+#include "tools/kvtamp/evaluate.h"
+
+namespace kvtamp::tool {
+
+struct CacheEntry {
+  std::string name, settings_text, format_k, format_v;
+  TestedCache cache;
+  control::Settings settings;  // of ours
+};
+
+// An entry of --caches: TYPE, or TYPE@SETTING=VALUE@….
+Result<CacheEntry> OwnCache(const std::string& text);
+// An entry of --host-types.
+Result<CacheEntry> HostCache(const std::string& text);
+
+inline constexpr const char* kCacheListHelp = R"(
+A cache is a type, with settings of its own behind it if need be:
+  --caches k4v4,k3.5v3,k3.5v3@profile=model.toml,k3.5v3@n_sink=0@residual_length=0
+Names of settings are those of the section [cache] of the settings file.
+)";
+
+}  // namespace kvtamp::tool
