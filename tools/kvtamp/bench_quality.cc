@@ -39,14 +39,7 @@ struct Options {
 void AddOptions(CLI::App& app, Options& o) {
   app.add_option("-m,--model", o.config.model, "GGUF file")->type_name("FILE")->required();
   app.add_option("-f,--file", o.text_file, "text to score")->type_name("FILE")->required();
-  app.add_option("--caches", o.caches, "kvtamp's caches, with commas between")
-      ->delimiter(',')
-      ->type_name("CACHE")
-      ->capture_default_str();
-  app.add_option("--host-types", o.host_types, "the host's own cache types beside them")
-      ->delimiter(',')
-      ->type_name("TYPE")
-      ->capture_default_str();
+  AddCacheLists(app, o.caches, o.host_types);
   app.add_option("-c,--ctx-size", o.config.n_ctx, "tokens of a chunk")
       ->type_name("N")
       ->capture_default_str()

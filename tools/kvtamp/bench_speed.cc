@@ -40,14 +40,7 @@ void AddSpeedOptions(CLI::App& app, SpeedOptions& o) {
         ->check(CLI::Range(least, 1u << 20));
   };
   app.add_option("-m,--model", c.model, "GGUF file")->type_name("FILE")->required();
-  app.add_option("--caches", o.caches, "kvtamp's caches, with commas between")
-      ->delimiter(',')
-      ->type_name("CACHE")
-      ->capture_default_str();
-  app.add_option("--host-types", o.host_types, "the host's own cache types beside them")
-      ->delimiter(',')
-      ->type_name("TYPE")
-      ->capture_default_str();
+  AddCacheLists(app, o.caches, o.host_types);
   number("-p,--n-prompt", c.n_prompt, "tokens of the prefill test, 0: none", 0);
   number("-n,--n-gen", c.n_gen, "tokens of the decode test, 0: none", 0);
   app.add_option("-d,--n-depth", c.depths, "tokens in the cache before a test")

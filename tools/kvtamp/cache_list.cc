@@ -4,6 +4,15 @@
 
 namespace kvtamp::tool {
 
+void AddCacheLists(CLI::App& app, std::vector<std::string>& caches,
+                   std::vector<std::string>& host_types) {
+  const auto add = [&](const char* name, auto& list, const char* help, const char* type) {
+    app.add_option(name, list, help)->delimiter(',')->type_name(type)->capture_default_str();
+  };
+  add("--caches", caches, "kvtamp's caches, with commas between", "CACHE");
+  add("--host-types", host_types, "the host's own cache types beside them", "TYPE");
+}
+
 Result<CacheEntry> OwnCache(const std::string& text) {
   CacheEntry e;
   e.name = text.substr(0, text.find('@'));

@@ -1,7 +1,9 @@
 // The caches of a table: what --caches and --host-types name.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <string>
+#include <vector>
 
 #include "control/settings.h"
 #include "tools/kvtamp/evaluate.h"
@@ -13,6 +15,9 @@ struct CacheEntry {
   TestedCache cache;
   control::Settings settings;  // of ours
 };
+
+void AddCacheLists(CLI::App& app, std::vector<std::string>& caches,
+                   std::vector<std::string>& host_types);
 
 // An entry of --caches: TYPE, or TYPE@SETTING=VALUE@….
 Result<CacheEntry> OwnCache(const std::string& text);
