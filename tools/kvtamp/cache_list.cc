@@ -1,5 +1,7 @@
 #include "tools/kvtamp/cache_list.h"
 
+#include <fmt/format.h>
+
 #include "tools/kvtamp/host_types.h"
 
 namespace kvtamp::tool {
@@ -22,8 +24,8 @@ Result<CacheEntry> OwnCache(const std::string& text) {
     const std::string part = text.substr(at + 1, next == std::string::npos ? next : next - at - 1);
     const std::size_t eq = part.find('=');
     if (eq == std::string::npos)
-      return Status::Invalid("--caches " + text + ": " + part +
-                             " is not of the form SETTING=VALUE");
+      return Status::Invalid(
+          fmt::format("--caches {}: {} is not of the form SETTING=VALUE", text, part));
     overrides.push_back({"cache." + part.substr(0, eq), part.substr(eq + 1), "--caches @" + part});
     e.settings_text += (e.settings_text.empty() ? "" : " ") + part;
     at = next;
@@ -34,8 +36,8 @@ Result<CacheEntry> OwnCache(const std::string& text) {
     for (const control::Option& option : control::Options())
       if (std::string_view(option.path).starts_with("cache.")) names.emplace_back(option.path + 6);
     const std::string name = o.path.substr(6);
-    return Status::Invalid("--caches " + text + ": no setting " + name +
-                           control::Suggestion(name, names));
+    return Status::Invalid(
+        fmt::format("--caches {}: no setting {}{}", text, name, control::Suggestion(name, names)));
   }
   auto settings = control::LoadSettings(overrides, control::ProcessEnvironment());
   if (!settings.ok()) return settings.status();
