@@ -88,7 +88,7 @@ class Buffer {
   bool Copy(const ggml_tensor* src, ggml_tensor* dst);
   void Clear(std::uint8_t value);
 
-  void AddTo(control::Snapshot& snapshot);
+  void AddTo(control::Snapshot& out);
 
  private:
   explicit Buffer(std::size_t size) : size_(size) {}

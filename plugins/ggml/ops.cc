@@ -208,7 +208,7 @@ bool IsQueryOfSharedLayer(const ggml_tensor* op) {
     while (op != nullptr && IsViewOp(op)) op = op->src[0];
   }
   if (op == nullptr || op->op != GGML_OP_MUL || op->src[1] == nullptr) return false;
-  const ggml_backend_buffer_t weight = BufferOf(op->src[1]);
+  ggml_backend_buffer* const weight = BufferOf(op->src[1]);
   if (weight == nullptr || IsOurs(weight) || !ggml_backend_buffer_is_host(weight)) return false;
   const int layer = LayerOfQueryNorm(op->src[1]->name), last = LastLayerWithK();
   return last >= 0 && layer > last;

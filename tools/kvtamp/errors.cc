@@ -244,8 +244,8 @@ Result<ErrorsResult> MeasureErrors(const ErrorsConfig& config, const ModelLayout
   ErrorsResult result;
   for (const auto& [layer, sums] : tap.sums()) {
     for (std::uint32_t h = 0; h < sums.size(); ++h) {
-      const auto error = [&](Variant i) {
-        return sums[h].exact > 0 ? std::sqrt(sums[h].off[i] / sums[h].exact) : 0.0;
+      const auto error = [&of = sums[h]](Variant i) {
+        return of.exact > 0 ? std::sqrt(of.off[i] / of.exact) : 0.0;
       };
       result.heads.push_back({layer, h, error(kCodedK), error(kCodedV), error(kCodedBoth)});
     }
