@@ -81,13 +81,8 @@ void AddOptions(CLI::App& app, Options& o) {
 
 Result<std::vector<CacheEntry>> Entries(const Options& o) {
   std::vector<CacheEntry> entries;
-  for (const bool host : {false, true}) {
-    for (const std::string& text : host ? o.host_types : o.caches) {
-      auto entry = host ? HostCache(text) : OwnCache(text);
-      if (!entry.ok()) return entry.status();
-      entries.push_back(std::move(entry.value()));
-    }
-  }
+  if (Status s = AddCaches(o.caches, false, entries); !s.ok()) return s;
+  if (Status s = AddCaches(o.host_types, true, entries); !s.ok()) return s;
   // The noise floor is f16 through us.
   if (std::none_of(entries.begin(), entries.end(),
                    [](const CacheEntry& e) { return !e.cache.host && e.name == "f16"; })) {
@@ -172,11 +167,8 @@ int BenchQualityMain(const Args& args) {
   if (!layout.ok()) return Fail("bench quality", layout.status().message(), kFailed);
   if (layout.value().layers.empty())
     return Fail("bench quality", o.config.model + " has no K/V cache", kFailed);
-  for (const CacheEntry& e : entries.value()) {
-    if (e.cache.host) continue;
-    if (const Status fits = CheckFormats(layout.value(), e.settings); !fits.ok())
-      return Fail("bench quality", e.name + ": " + fits.message(), kBadUsage);
-  }
+  if (const Status fits = CheckCaches(layout.value(), entries.value()); !fits.ok())
+    return Fail("bench quality", fits.message(), kBadUsage);
   auto text = ReadFile(o.text_file);
   if (!text.ok()) return Fail("bench quality", text.status().message(), kFailed);
   o.config.text = std::move(text.value());

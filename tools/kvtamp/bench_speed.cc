@@ -63,20 +63,12 @@ void AddSpeedOptions(CLI::App& app, SpeedOptions& o) {
   app.add_flag("-v,--verbose", o.verbose, "let the host's log through");
 }
 
+// The host's first: ratios are to the first of them.
 Result<std::vector<CacheEntry>> EntriesOf(const SpeedOptions& o, const ModelLayout& layout) {
   std::vector<CacheEntry> entries;
-  for (const std::string& text : o.host_types) {
-    auto entry = HostCache(text);
-    if (!entry.ok()) return entry.status();
-    entries.push_back(std::move(entry.value()));
-  }
-  for (const std::string& text : o.caches) {
-    auto entry = OwnCache(text);
-    if (!entry.ok()) return entry.status();
-    if (const Status fits = CheckFormats(layout, entry.value().settings); !fits.ok())
-      return Status::Invalid(entry.value().name + ": " + fits.message());
-    entries.push_back(std::move(entry.value()));
-  }
+  if (Status s = AddCaches(o.host_types, true, entries); !s.ok()) return s;
+  if (Status s = AddCaches(o.caches, false, entries); !s.ok()) return s;
+  if (Status s = CheckCaches(layout, entries); !s.ok()) return s;
   return entries;
 }
 

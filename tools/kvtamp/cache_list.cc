@@ -64,4 +64,22 @@ Result<CacheEntry> HostCache(const std::string& text) {
   return e;
 }
 
+Status AddCaches(const std::vector<std::string>& texts, bool host, std::vector<CacheEntry>& to) {
+  for (const std::string& text : texts) {
+    auto entry = host ? HostCache(text) : OwnCache(text);
+    if (!entry.ok()) return entry.status();
+    to.push_back(std::move(entry.value()));
+  }
+  return Status::Ok();
+}
+
+Status CheckCaches(const ModelLayout& model, const std::vector<CacheEntry>& caches) {
+  for (const CacheEntry& e : caches) {
+    if (e.cache.host) continue;
+    if (const Status fits = CheckFormats(model, e.settings); !fits.ok())
+      return Status::Invalid(e.name + ": " + fits.message());
+  }
+  return Status::Ok();
+}
+
 }  // namespace kvtamp::tool

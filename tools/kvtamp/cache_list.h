@@ -7,6 +7,7 @@
 
 #include "control/settings.h"
 #include "tools/kvtamp/evaluate.h"
+#include "tools/kvtamp/layout.h"
 
 namespace kvtamp::tool {
 
@@ -23,6 +24,11 @@ void AddCacheLists(CLI::App& app, std::vector<std::string>& caches,
 Result<CacheEntry> OwnCache(const std::string& text);
 // An entry of --host-types.
 Result<CacheEntry> HostCache(const std::string& text);
+// All of a list, behind what `to` holds.
+Status AddCaches(const std::vector<std::string>& texts, bool host, std::vector<CacheEntry>& to);
+
+// Whether the model can have them; the error names the one that does not fit.
+Status CheckCaches(const ModelLayout& model, const std::vector<CacheEntry>& caches);
 
 inline constexpr const char* kCacheListHelp = R"(
 A cache is a type, with settings of its own behind it if need be:

@@ -18,15 +18,14 @@ Mean MeanOf(double sum, double sum_of_squares, double n) {
   return {mean, n > 1 && variance > 0 ? std::sqrt(variance / (n - 1)) : 0};
 }
 
-// Linear between neighbours; `sorted` is not empty.
+}  // namespace
+
 double Quantile(const std::vector<double>& sorted, double q) {
   const double at = q * static_cast<double>(sorted.size() - 1);
   const auto i = static_cast<std::size_t>(at);
   const double part = at - static_cast<double>(i);
   return (1 - part) * sorted[i] + part * sorted[std::min(i + 1, sorted.size() - 1)];
 }
-
-}  // namespace
 
 Score ScoreLogits(std::span<const float> base, std::span<const float> tested, int token) {
   const std::size_t n = base.size();

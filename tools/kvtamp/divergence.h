@@ -33,4 +33,7 @@ struct Divergence {
 };
 Divergence Summarize(std::span<const Score> scores);
 
+// Linear between neighbours; `sorted` is not empty.
+double Quantile(const std::vector<double>& sorted, double q);
+
 }  // namespace kvtamp::tool

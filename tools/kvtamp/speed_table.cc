@@ -9,6 +9,7 @@
 
 #include "tools/kvtamp/cli.h"
 #include "tools/kvtamp/csv.h"
+#include "tools/kvtamp/divergence.h"
 
 namespace kvtamp::tool {
 namespace {
@@ -22,8 +23,9 @@ double Average(const std::vector<double>& x) {
 // Of a sample, like llama-bench's.
 double Deviation(const std::vector<double>& x) {
   if (x.size() < 2) return 0;
+  const double mean = Average(x);
   double sum = 0;
-  for (const double v : x) sum += (v - Average(x)) * (v - Average(x));
+  for (const double v : x) sum += (v - mean) * (v - mean);
   return std::sqrt(sum / static_cast<double>(x.size() - 1));
 }
 
@@ -35,8 +37,8 @@ std::string TimeText(std::time_t time) {
   return text;
 }
 
-Json RowOf(const SpeedConfig& config, const CacheEntry& e, const ModelFacts& model,
-           const SpeedTest& test, const std::vector<double>& seconds) {
+Json RowOf(const SpeedConfig& config, const std::string& cpu, const CacheEntry& e,
+           const ModelFacts& model, const SpeedTest& test, const std::vector<double>& seconds) {
   std::vector<double> ns, ts;
   std::vector<std::int64_t> samples_ns;
   for (const double s : seconds) {
@@ -46,7 +48,7 @@ Json RowOf(const SpeedConfig& config, const CacheEntry& e, const ModelFacts& mod
   }
   const auto [least, most] = std::minmax_element(ts.begin(), ts.end());
   return {{"build_commit", ggml_commit()},
-          {"cpu_info", CpuInfo()},
+          {"cpu_info", cpu},
           {"backends", e.cache.host ? "CPU" : kDeviceName},
           {"model_filename", config.model},
           {"model_type", model.type},
@@ -81,20 +83,20 @@ Json RowOf(const SpeedConfig& config, const CacheEntry& e, const ModelFacts& mod
 double Median(std::vector<double> values) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
-  const std::size_t half = values.size() / 2;
-  return values.size() % 2 != 0 ? values[half] : (values[half - 1] + values[half]) / 2;
+  return Quantile(values, 0.5);
 }
 
 Json SpeedRows(const SpeedConfig& config, const std::vector<CacheEntry>& caches,
                const SpeedResult& result) {
   Json rows = Json::array();
+  const std::string cpu = CpuInfo();
   const auto base =
       std::find_if(caches.begin(), caches.end(), [](const auto& e) { return e.cache.host; });
   for (const SpeedTest& test : result.tests) {
     for (std::size_t c = 0; c < caches.size(); ++c) {
       const std::vector<double>& seconds = test.seconds[c];
       if (seconds.empty()) continue;
-      rows.push_back(RowOf(config, caches[c], result.model, test, seconds));
+      rows.push_back(RowOf(config, cpu, caches[c], result.model, test, seconds));
       if (base == caches.end()) continue;
       const auto& host = test.seconds[static_cast<std::size_t>(base - caches.begin())];
       std::vector<double> ratios;
