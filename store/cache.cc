@@ -154,17 +154,18 @@ Status Cache::SetHeads(std::uint32_t layer, std::uint32_t n_head_kv) {
 }
 
 Status Cache::Write(std::uint32_t layer, Side side, std::span<const std::uint64_t> cells,
-                    const float* rows, std::size_t stride) {
+                    const float* rows, std::size_t stride, const Sight* sight) {
   std::lock_guard lock(mutex_);
   Layer* l = Get(layer);
   if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
   if (Status s = FlushCopy(*l); !s.ok()) return s;
+  for (auto& stream : l->streams) stream->BeginBatch();
   const std::uint32_t n_embd = l->shape.n_embd(side);
   for (std::size_t i = 0; i < cells.size(); ++i) {
     if (cells[i] >= std::uint64_t{n_cells_} * n_streams_)
       return Status::Invalid("cell " + std::to_string(cells[i]) + " is outside the cache");
-    auto place =
-        StreamOf(*l, cells[i]).Place(side, static_cast<std::uint32_t>(cells[i] % n_cells_));
+    auto place = StreamOf(*l, cells[i])
+                     .Place(side, static_cast<std::uint32_t>(cells[i] % n_cells_), sight, i);
     if (!place.ok()) return place.status();
     const std::uint64_t clamped = cpu::FloatToHalf(rows + i * stride, place.value(), n_embd);
     if (clamped == 0) continue;
@@ -178,17 +179,20 @@ Status Cache::Write(std::uint32_t layer, Side side, std::span<const std::uint64_
 }
 
 Status Cache::Write(std::uint32_t layer, Side side, std::span<const std::uint64_t> cells,
-                    const half_t* rows, std::size_t stride) {
+                    const half_t* rows, std::size_t stride, const Sight* sight) {
   std::lock_guard lock(mutex_);
   Layer* l = Get(layer);
   if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
   if (Status s = FlushCopy(*l); !s.ok()) return s;
+  for (auto& stream : l->streams) stream->BeginBatch();
   for (std::size_t i = 0; i < cells.size(); ++i) {
     if (cells[i] >= std::uint64_t{n_cells_} * n_streams_)
       return Status::Invalid("cell " + std::to_string(cells[i]) + " is outside the cache");
     const half_t* row = rows + i * stride;
     const auto cell = static_cast<std::uint32_t>(cells[i] % n_cells_);
-    if (Status s = StreamOf(*l, cells[i]).Write(side, cell, row); !s.ok()) return s;
+    auto place = StreamOf(*l, cells[i]).Place(side, cell, sight, i);
+    if (!place.ok()) return place.status();
+    std::memcpy(place.value(), row, l->shape.n_embd(side) * sizeof(half_t));
     const bool finite = std::all_of(row, row + l->shape.n_embd(side),
                                     [](half_t h) { return (h & 0x7C00) != 0x7C00; });
     if (!finite && l->rows_clamped++ < kMaxRowsApart) StreamOf(*l, cells[i]).MarkSink(cell);
@@ -225,13 +229,12 @@ void Cache::MarkSinks(std::uint32_t layer, std::uint32_t stream,
     for (std::uint32_t c : cells) l->streams[stream]->MarkSink(c);
 }
 
-void Cache::MarkRestored(std::uint32_t layer, std::uint32_t stream,
-                         std::span<const std::uint32_t> cells) {
+void Cache::BeginRestored(std::uint32_t layer, std::uint32_t stream) {
   std::lock_guard lock(mutex_);
   Layer* l = Get(layer);
   if (l == nullptr) return;
   l->restored = true;
-  for (std::uint32_t c : cells) l->streams[stream]->MarkSink(c);
+  l->streams[stream]->BeginRun();
 }
 
 Status Cache::SetValuesInKeys(std::uint32_t layer, std::uint32_t dim) {

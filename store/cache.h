@@ -68,11 +68,12 @@ class Cache {
   // The layer's KV heads; the same again is fine, another number an error once rows are coded.
   Status SetHeads(std::uint32_t layer, std::uint32_t n_head_kv);
 
-  // n rows' halves: row i goes to (stream of, cell of) cells[i] = stream * n_cells + cell.
+  // n rows' halves: row i goes to (stream of, cell of) cells[i] = stream * n_cells + cell. All rows
+  // are one batch; `sight` says what their tokens see, if that is known.
   Status Write(std::uint32_t layer, codec::Side side, std::span<const std::uint64_t> cells,
-               const float* rows, std::size_t stride);
+               const float* rows, std::size_t stride, const Sight* sight = nullptr);
   Status Write(std::uint32_t layer, codec::Side side, std::span<const std::uint64_t> cells,
-               const half_t* rows, std::size_t stride);
+               const half_t* rows, std::size_t stride, const Sight* sight = nullptr);
   // Zeros over a row that exists (Stream::WriteZero); one that does not reads as zeros already.
   Status WriteZero(std::uint32_t layer, codec::Side side, std::uint64_t cell);
   // The caller has proof that no sequence has cells of this stream from `n_kv` on.
@@ -88,12 +89,11 @@ class Cache {
   // attention).
   Status SetValuesInKeys(std::uint32_t layer, std::uint32_t dim);
 
-  // `cells` of one stream are the first of a run of rows that comes from a saved state. Its first
-  // rows are taken for a sequence's first tokens; and where all was cleared for it, as a host does
-  // before it loads a whole state, pages are coded with the mean key from before, so that they come
-  // out the same again.
-  void MarkRestored(std::uint32_t layer, std::uint32_t stream,
-                    std::span<const std::uint32_t> cells);
+  // The rows that are written to this stream from now on come from a saved state and are one
+  // sequence's, from its first token on, which is coded in pages of its own; and where all was
+  // cleared for it, as a host does before it loads a whole state, with the mean key from before. So
+  // the pages come out the same again.
+  void BeginRestored(std::uint32_t layer, std::uint32_t stream);
 
   // One job per stream; `pages` of each is set here, whatever it says.
   struct StreamJob {

@@ -102,8 +102,8 @@ void Stream::FreePage(std::uint32_t id) {
   FreeShifts(p);
   pages_[id].reset();
   free_.push_back(id);
-  std::erase(unsealed_, id);
-  if (open_ == id) open_ = CellIndex::kNone;
+  NotUnsealed(id);
+  ForgetPage(id);
   if (pinned_ == id) pinned_ = CellIndex::kNone;
   if (zero_ == id) zero_ = CellIndex::kNone;
 }
@@ -115,8 +115,8 @@ void Stream::Clear() {
   free_.clear();
   sinks_.clear();
   index_.Clear();
-  empty_ = true;
-  n_first_ = 0;
+  runs_.clear();
+  BeginRun();
   cells_end_ = 0;
   died_ = false;
   zero_k_.clear();
@@ -201,7 +201,7 @@ void Stream::Kill(Where where) {
   ForgetZero(cell);
   p.live.reset(where.row);
   died_ = died_ || p.state == State::kSealed;
-  if (p.live.count() == 0 && where.page != open_) FreePage(where.page);
+  if (p.live.count() == 0 && p.state != State::kOpen) FreePage(where.page);
 }
 
 void Stream::ForgetZero(std::uint32_t cell) {
@@ -211,19 +211,21 @@ void Stream::ForgetZero(std::uint32_t cell) {
 }
 
 void Stream::PopDead() {
-  if (open_ == CellIndex::kNone) return;
-  Page& p = *pages_[open_];
-  while (p.rows > 0 && !p.live.test(p.rows - 1u)) {
-    p.rows--;
-    for (Side side : {Side::kK, Side::kV}) {
-      Block& b = p.side(side);
-      if (b.data == nullptr) continue;
-      std::memset(page::F16Row(b, shape_.n_embd(side), p.rows), 0,
-                  shape_.n_embd(side) * sizeof(half_t));
-      b.written()->reset(p.rows);
+  for (const Run& run : runs_) {
+    if (!IsOpen(run)) continue;
+    Page& p = *pages_[run.page];
+    while (p.rows > 0 && !p.live.test(p.rows - 1u)) {
+      p.rows--;
+      for (Side side : {Side::kK, Side::kV}) {
+        Block& b = p.side(side);
+        if (b.data == nullptr) continue;
+        std::memset(page::F16Row(b, shape_.n_embd(side), p.rows), 0,
+                    shape_.n_embd(side) * sizeof(half_t));
+        b.written()->reset(p.rows);
+      }
     }
+    if (p.rows == 0) FreePage(run.page);
   }
-  if (p.rows == 0) FreePage(open_);
 }
 
 void Stream::DropFrom(std::uint32_t cell) {
@@ -240,13 +242,10 @@ void Stream::DropFrom(std::uint32_t cell) {
   PopDead();
 }
 
-Result<Stream::Where> Stream::Append(std::uint32_t cell) {
-  if (open_ == CellIndex::kNone) {
-    auto id = NewPage(shape_.page_size, false);
-    if (!id.ok()) return id.status();
-    open_ = id.value();
-  }
-  const std::uint32_t id = open_;
+Result<Stream::Where> Stream::Append(std::uint32_t cell, const Sight* sight, std::size_t in_batch) {
+  auto run = RunFor(cell, sight, in_batch);
+  if (!run.ok()) return run.status();
+  const std::uint32_t id = run.value()->page;
   Page& p = *pages_[id];
   const std::uint32_t row = p.rows;
   if (Status s = NoteCell(p, row, cell); !s.ok()) return s;
@@ -261,21 +260,13 @@ Result<Stream::Where> Stream::Append(std::uint32_t cell) {
   cells_end_ = std::max(cells_end_, cell + 1);
   if (p.rows == p.capacity) {
     p.state = State::kSettled;
-    unsealed_.push_back(id);
-    open_ = CellIndex::kNone;
-  }
-  if (empty_) {  // the first rows of a fresh stream are its sinks, however they come in
-    if (n_first_ < shape_.n_sink) {
-      MarkSink(cell);
-      n_first_++;
-    } else {
-      empty_ = false;
-    }
+    unsealed_.push_back({id, run_, clock_});
   }
   return Where{id, row};
 }
 
-Result<half_t*> Stream::Place(Side side, std::uint32_t cell) {
+Result<half_t*> Stream::Place(Side side, std::uint32_t cell, const Sight* sight,
+                              std::size_t in_batch) {
   const std::uint32_t n_embd = shape_.n_embd(side);
   if (side == Side::kK) ForgetZero(cell);
   Where at;
@@ -284,10 +275,13 @@ Result<half_t*> Stream::Place(Side side, std::uint32_t cell) {
     Kill(at);
     found = false;
   }
+  const bool first = side == Side::kK && first_rows_ < shape_.n_sink;
+  if (first) first_rows_++;
   if (found) {
     const Block& b = pages_[at.page]->side(side);
-    if (b.data != nullptr && b.coded()) {
-      // Coded already: a new row takes its place and keeps the other half.
+    if ((b.data != nullptr && b.coded()) || (first && pages_[at.page]->pinned)) {
+      // Coded already, or a sink before a page of its own: a new row takes its place and keeps the
+      // other half.
       const Side other = side == Side::kK ? Side::kV : Side::kK;
       std::vector<half_t> keep;
       if (shape_.n_embd(other) != 0 && Written(*pages_[at.page], other, at.row)) {
@@ -297,7 +291,7 @@ Result<half_t*> Stream::Place(Side side, std::uint32_t cell) {
       const std::int32_t shift = other == Side::kK ? pages_[at.page]->shift_of(at.row) : 0;
       std::erase(sinks_, cell);
       Kill(at);
-      auto fresh = Append(cell);
+      auto fresh = Append(cell, sight, in_batch);
       if (!fresh.ok()) return fresh.status();
       at = fresh.value();
       if (!keep.empty()) {
@@ -307,10 +301,11 @@ Result<half_t*> Stream::Place(Side side, std::uint32_t cell) {
     }
   } else {
     std::erase(sinks_, cell);
-    auto fresh = Append(cell);
+    auto fresh = Append(cell, sight, in_batch);
     if (!fresh.ok()) return fresh.status();
     at = fresh.value();
   }
+  if (first) MarkSink(cell);
   Page& p = *pages_[at.page];
   if (Status s = EnsureF16(p, side, p.rows - 1u); !s.ok()) return s;
   if (side == Side::kK) {
@@ -346,7 +341,7 @@ Status Stream::WriteZero(Side side, std::uint32_t cell) {
   if (k_zero && v_zero) {
     std::erase(sinks_, cell);
     Kill(at);
-    if (at.page == open_) PopDead();
+    PopDead();
     return AppendZero(cell);
   }
   if (side == Side::kK) {
@@ -516,15 +511,16 @@ void Stream::CopyFrom(const Stream& other, Status& status) {
   }
   unsealed_ = other.unsealed_;
   sinks_ = other.sinks_;
-  open_ = other.open_;
+  runs_ = other.runs_;
+  run_ = other.run_;
+  clock_ = other.clock_;
   pinned_ = other.pinned_;
   zero_ = other.zero_;
   cells_end_ = other.cells_end_;
   died_ = other.died_;
   zero_k_ = other.zero_k_;
   n_zero_k_ = other.n_zero_k_;
-  empty_ = other.empty_;
-  n_first_ = other.n_first_;
+  first_rows_ = other.first_rows_;
 }
 
 StreamBytes Stream::bytes() const {
@@ -567,9 +563,9 @@ StreamBytes Stream::bytes() const {
       out.index += b.written() != nullptr ? sizeof(RowMask) : 0;
     }
   }
-  out.index +=
-      index_.bytes() + zero_k_.capacity() / 8 + pages_.capacity() * sizeof(void*) +
-      (free_.capacity() + unsealed_.capacity() + sinks_.capacity()) * sizeof(std::uint32_t);
+  out.index += index_.bytes() + zero_k_.capacity() / 8 + pages_.capacity() * sizeof(void*) +
+               (free_.capacity() + sinks_.capacity()) * sizeof(std::uint32_t) +
+               unsealed_.capacity() * sizeof(Unsealed) + runs_.capacity() * sizeof(Run);
   return out;
 }
 

@@ -66,6 +66,16 @@ struct StreamBytes {
   std::uint64_t live_rows = 0, dead_rows = 0;
 };
 
+// What the tokens that write a batch of rows see of the cache: row i of them sees `cell` where
+// mask[i * stride + cell] is not -inf. So rows of one sequence find each other: nobody tells a
+// backend whose rows it is given.
+struct Sight {
+  const half_t* mask = nullptr;
+  std::size_t stride = 0;
+  std::uint32_t n_kv = 0;
+  bool Sees(std::size_t row, std::uint32_t cell) const;
+};
+
 class Stream {
  public:
   Stream(LayerShape& shape, page::Allocator& allocator) : shape_(shape), alloc_(allocator) {}
@@ -75,8 +85,13 @@ class Stream {
   // One row's half as f16 [n_embd].
   Status Write(codec::Side side, std::uint32_t cell, const half_t* row);
   // As Write, but the row is filled in by the caller: the returned [n_embd] halves are the row's
-  // place.
-  Result<half_t*> Place(codec::Side side, std::uint32_t cell);
+  // place. `sight`, if any: row `in_batch` of it is this one; without, it follows the row before.
+  Result<half_t*> Place(codec::Side side, std::uint32_t cell, const Sight* sight = nullptr,
+                        std::size_t in_batch = 0);
+  // The rows that follow were not written with those before.
+  void BeginBatch() { batch_begin_ = clock_ + 1; }
+  // The rows that follow are a sequence of their own, from its first token on.
+  void BeginRun();
   // Zeros over one half of a row that exists. A row of which both halves went that way keeps no
   // bytes (it is still attended, as a row of zeros): so does the host give up what it failed to
   // restore.
@@ -138,11 +153,30 @@ class Stream {
     std::uint32_t page;
     std::uint32_t row;
   };
+  // Rows that follow each other, one sequence's as far as can be seen: they share pages, so that
+  // these are read, shifted, restored and passed over as one.
+  struct Run {
+    std::uint32_t page = page::CellIndex::kNone;         // its last
+    std::uint32_t batch_row = 0;                         // of the page: from here on, last batch
+    std::uint32_t passed_over = page::CellIndex::kNone;  // row of it that was taken for a dead one
+    std::uint64_t used = 0;                              // clock_ at its last row
+  };
+  static constexpr std::uint32_t kNoRun = UINT32_MAX;
+  static constexpr std::size_t kMaxRuns = 16;  // each may have an open page, in f16
+  static constexpr std::uint64_t kIdleWindows = 32;  // written elsewhere, and a run is idle
+  bool IsOpen(const Run& run) const;
+  std::uint32_t RowsBehind(const Run& run, const Sight& sight, std::size_t row) const;
+  std::uint32_t RunOf(const Sight& sight, std::size_t row);
+  std::uint32_t NewRun();
+  Result<Run*> RunFor(std::uint32_t cell, const Sight* sight, std::size_t row);
+  void ForgetPage(std::uint32_t id);
+  void NotUnsealed(std::uint32_t id);
+
   bool Find(std::uint32_t cell, Where& where) const;
-  Result<Where> Append(std::uint32_t cell);
+  Result<Where> Append(std::uint32_t cell, const Sight* sight, std::size_t in_batch);
   Result<std::uint32_t> NewPage(std::uint32_t capacity, bool pinned);
   Status AppendZero(std::uint32_t cell);
-  // An open page's last rows, if dead, are used again.
+  // The last rows of open pages, if dead, are used again.
   void PopDead();
   // The key of `cell` need not become zeros any more.
   void ForgetZero(std::uint32_t cell);
@@ -187,18 +221,25 @@ class Stream {
   page::Allocator& alloc_;
   std::vector<std::unique_ptr<page::Page>> pages_;  // by number; null: free
   std::vector<std::uint32_t> free_;
-  std::vector<std::uint32_t> unsealed_;  // full pages not sealed yet, oldest first
-  std::vector<std::uint32_t> sinks_;     // cells, ascending
+  struct Unsealed {
+    std::uint32_t page;
+    std::uint32_t run;
+    std::uint64_t full;  // clock_ when it was
+  };
+  std::vector<Unsealed> unsealed_;    // full pages not sealed yet, oldest first
+  std::vector<std::uint32_t> sinks_;  // cells, ascending
   page::CellIndex index_;
-  std::uint32_t open_ = page::CellIndex::kNone;
+  std::vector<Run> runs_;
+  std::uint32_t run_ = kNoRun;  // that of the last row
+  std::uint64_t clock_ = 0;     // rows so far
+  std::uint64_t batch_begin_ = 0;
   std::uint32_t pinned_ = page::CellIndex::kNone;  // pinned page that still has room
   std::uint32_t zero_ = page::CellIndex::kNone;    // page of zero rows that still has room
   std::uint32_t cells_end_ = 0;                    // no live row's cell is beyond
   bool died_ = false;                              // rows of sealed pages died since Compact
   std::vector<bool> zero_k_;                       // by cell: K is to be zeros, V still is not
   std::uint32_t n_zero_k_ = 0;
-  bool empty_ = true;  // nothing written since Clear: next rows are sinks
-  std::uint32_t n_first_ = 0;
+  std::uint32_t first_rows_ = 0;  // written since Clear or BeginRun; sinks, if that few
 };
 
 template <class F>

@@ -1,5 +1,6 @@
 // Pages that change their format: sealing, coding again, and compaction.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -22,15 +23,21 @@ bool Stream::IsFinal(const Page& p, Side side) const {
 
 Status Stream::CollectSeals(std::vector<SealTask>& tasks) {
   if (shape_.n_head_kv == 0) return Status::Ok();
-  std::size_t newer = open_ == CellIndex::kNone ? 0 : pages_[open_]->rows;
+  if (unsealed_.empty()) return Status::Ok();
+  // Each run has a recent window of its own, until others have written many times as much.
+  std::array<std::size_t, kMaxRuns> newer = {};
+  for (std::size_t i = 0; i < runs_.size(); ++i)
+    if (IsOpen(runs_[i])) newer[i] = pages_[runs_[i].page]->rows;
   struct Turn {
     std::uint32_t page;
     bool due;  // out of the recent window
   };
   std::vector<Turn> turns(unsealed_.size());
   for (std::size_t i = unsealed_.size(); i-- > 0;) {
-    turns[i] = {unsealed_[i], newer >= shape_.residual_length};
-    newer += pages_[unsealed_[i]]->rows;
+    const Unsealed& u = unsealed_[i];
+    const bool idle = clock_ - u.full >= kIdleWindows * shape_.residual_length;
+    turns[i] = {u.page, newer[u.run] >= shape_.residual_length || idle};
+    newer[u.run] += pages_[u.page]->rows;
   }
   for (const auto& [id, due] : turns) {
     const auto wanted = [&](Side side) -> const codec::SideLayout* {
@@ -54,10 +61,14 @@ Status Stream::CollectSeals(std::vector<SealTask>& tasks) {
     // A format of f16 has nothing to encode: the page is as final as it gets.
     if (due && IsFinal(p, Side::kK) && IsFinal(p, Side::kV)) {
       p.state = State::kSealed;
-      std::erase(unsealed_, id);
+      NotUnsealed(id);
     }
   }
   return Status::Ok();
+}
+
+void Stream::NotUnsealed(std::uint32_t id) {
+  std::erase_if(unsealed_, [&](const Unsealed& u) { return u.page == id; });
 }
 
 void Stream::EncodeRows(Side side, const codec::SideLayout::Head& to, std::uint32_t head,
@@ -103,7 +114,7 @@ void Stream::FinishSeal(const SealTask& task) {
   b.bytes = task.to->bytes;
   if (IsFinal(p, Side::kK) && IsFinal(p, Side::kV)) {
     p.state = State::kSealed;
-    std::erase(unsealed_, task.page);
+    NotUnsealed(task.page);
   }
 }
 
@@ -212,7 +223,7 @@ Status Stream::CompactInto(std::uint32_t a, std::uint32_t b) {
   FreePage(a);
   FreePage(b);
   p.state = State::kSettled;
-  unsealed_.insert(unsealed_.begin(), id);
+  unsealed_.insert(unsealed_.begin(), {id, 0, clock_});
   std::vector<SealTask> tasks;
   for (Side side : {Side::kK, Side::kV}) {
     const codec::SideLayout* to = shape_.final_of(side);
@@ -227,7 +238,7 @@ Status Stream::CompactInto(std::uint32_t a, std::uint32_t b) {
   }
   if (tasks.empty()) {  // an f16 store has nothing to encode
     p.state = State::kSealed;
-    std::erase(unsealed_, id);
+    NotUnsealed(id);
   }
   return Status::Ok();
 }

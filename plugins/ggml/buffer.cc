@@ -283,24 +283,28 @@ void Buffer::Patch(const KvTensor& t, const void* address, const std::uint8_t* d
   if (!failed.ok()) Log(LogLevel::kError, failed.message() + ": rows of " + t.name + " were lost");
 }
 
-// A restored sequence comes in runs of rows, from its first token on. The query that shows the
-// sinks of others, one that sees few cells, never comes for it.
-void Buffer::MarkRestored(const KvTensor& t, const void* address, std::size_t size) {
-  const auto settings = CurrentSettings();
+// A restored sequence comes from its first token on, all keys before all values, in as many pieces
+// as its cells lie in. The query that shows the sinks of others, one that sees few cells, never
+// comes for it.
+void Buffer::BeginRestored(const KvTensor& t, const void* address, std::size_t size) {
+  KvLayer& l = layer(t);
+  const auto before = l.from;
+  l.from = t.side == Side::kK ? KvLayer::From::kKeysOfState : KvLayer::From::kValuesOfState;
   const std::size_t offset = static_cast<std::size_t>(Bytes(address) - t.base);
-  if (offset % t.row_bytes() != 0 || size < t.row_bytes() * settings->page_size) return;
-  if (!layer(t).in_store) return;
-  const std::uint64_t first = offset / t.row_bytes();
-  std::vector<std::uint32_t> cells(settings->n_sink);
-  std::iota(cells.begin(), cells.end(), static_cast<std::uint32_t>(first % t.n_cells));
-  cache_->MarkRestored(t.layer, static_cast<std::uint32_t>(first / t.n_cells), cells);
+  if (t.side != Side::kK || offset % t.row_bytes() != 0) return;
+  // Without values nothing parts one sequence's pieces from those of the next but their size.
+  const bool next = l.v == nullptr && size >= t.row_bytes() * CurrentSettings()->page_size;
+  if (before == KvLayer::From::kKeysOfState && !next) return;
+  if (!EnsureStored(t)) return;
+  const std::uint64_t stream = offset / t.row_bytes() / t.n_cells;
+  cache_->BeginRestored(t.layer, static_cast<std::uint32_t>(stream));
 }
 
 void Buffer::Set(const void* address, const void* data, std::size_t size) {
   const KvTensor* t = Find(address);
   if (IsStored(t)) {
+    BeginRestored(*t, address, size);
     Patch(*t, address, Bytes(data), 0, size);
-    MarkRestored(*t, address, size);
     // Nobody attends these rows now, so a large state need not lie here in f16 until someone does.
     SerialExecutor executor;
     Status s = layer(*t).in_store && size >= t->row_bytes() * CurrentSettings()->page_size

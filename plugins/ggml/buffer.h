@@ -44,6 +44,8 @@ struct KvLayer {
   bool in_store = false;
   bool wrote = false;     // rows came in since the last Maintain
   bool attended = false;  // by us, as far as is known
+  // Whose rows came last: a state brings all keys, then all values.
+  enum class From : std::uint8_t { kGraph, kKeysOfState, kValuesOfState } from = From::kGraph;
   std::string why_plain;
 };
 
@@ -100,7 +102,7 @@ class Buffer {
   // Writes bytes (or `value` where data is null) over rows of a stored tensor.
   void Patch(const KvTensor& t, const void* address, const std::uint8_t* data, std::uint8_t value,
              std::size_t size);
-  void MarkRestored(const KvTensor& t, const void* address, std::size_t size);
+  void BeginRestored(const KvTensor& t, const void* address, std::size_t size);
   bool IsStored(const KvTensor* t) { return t != nullptr && !layer(*t).plain; }
 
   std::uint8_t* base_ = nullptr;

@@ -157,6 +157,9 @@ class Play {
           highest = std::max(highest, c);
     b.n_kv = step.whole_kv ? dims_.n_cells : std::min(dims_.n_cells, (highest + 256) / 256 * 256);
 
+    // A token that does not see the one before it may be another sequence's, which has pages of its
+    // own: with few holes all are one sequence.
+    const bool near = step.holes < 0.5;
     const Half hidden = ggml_fp32_to_fp16(-INFINITY);
     b.mask.assign(static_cast<std::size_t>(b.ns * b.n_tok * b.n_kv), hidden);
     for (std::int64_t s = 0; s < b.ns; ++s)
@@ -165,7 +168,8 @@ class Play {
         Half* row = b.mask.data() + (s * b.n_tok + t) * b.n_kv;
         for (std::int64_t c = 0; c < b.n_kv; ++c) {
           const int when = since[static_cast<std::size_t>((b.s0 + s) * dims_.n_cells + c)];
-          if (when > t || (when != t && random_.Chance(step.holes))) continue;
+          if (when > t || (when != t && random_.Chance(step.holes) && !(when == t - 1 && near)))
+            continue;
           row[c] =
               ggml_fp32_to_fp16(b.max_bias > 0 ? -static_cast<float>(random_.Int(0, 40)) : 0.0f);
         }

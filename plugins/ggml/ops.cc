@@ -188,6 +188,30 @@ void FindSinks(const half_t* mask, std::size_t row_stride, std::uint32_t n_tok, 
   cells.erase(std::unique(cells.begin(), cells.end()), cells.end());
 }
 
+// What the tokens that write `n_rows` rows of a layer see, from the mask of the attention that
+// follows in the graph. Without a mask, or with one of another shape: nothing is known.
+store::Sight SightOf(const Buffer* buffer, std::uint32_t layer, ggml_cgraph* graph,
+                     std::size_t n_rows) {
+  for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+    const ggml_tensor* node = ggml_graph_node(graph, i);
+    if (node->op != GGML_OP_FLASH_ATTN_EXT) continue;
+    const KvTensor* k = KvOf(node->src[1]);
+    const ggml_tensor *q = node->src[0], *mask = node->src[3];
+    // One layer's K and V lie in one buffer.
+    if (k == nullptr || k->layer != layer || OurBuffer(node->src[1]) != buffer) continue;
+    if (mask == nullptr || mask->type != GGML_TYPE_F16 || mask->nb[0] != sizeof(half_t) ||
+        static_cast<std::size_t>(q->ne[1] * q->ne[3]) != n_rows)
+      return {};
+    // Rows of several streams lie one stream's after the other's, and so must the mask.
+    if (q->ne[3] > 1 && (mask->ne[3] != q->ne[3] ||
+                         mask->nb[3] != mask->nb[1] * static_cast<std::size_t>(q->ne[1])))
+      return {};
+    return {static_cast<const half_t*>(mask->data), mask->nb[1] / sizeof(half_t),
+            static_cast<std::uint32_t>(mask->ne[0])};
+  }
+  return {};
+}
+
 // The layer of "blk.12.attn_q_norm.weight", -1 for any other name.
 int LayerOfQueryNorm(std::string_view name) {
   int layer = -1;
@@ -257,7 +281,7 @@ ggml_status Backend::HostCompute(ggml_tensor* node, const char* why) {
   return delegate_.Compute(node, n_threads);
 }
 
-ggml_status Backend::SetRows(ggml_tensor* node) {
+ggml_status Backend::SetRows(ggml_tensor* node, ggml_cgraph* graph) {
   const KvTensor* kv = KvOf(node);
   if (kv == nullptr) return HostCompute(node, "not a cache tensor");
   Buffer* b = OurBuffer(node);
@@ -285,12 +309,15 @@ ggml_status Backend::SetRows(ggml_tensor* node) {
     cells[i] = first + static_cast<std::uint64_t>(cell);
   }
   store::Cache& cache = *b->cache();
+  const store::Sight sees = SightOf(b, kv->layer, graph, cells.size());
+  const store::Sight* sight = sees.mask == nullptr ? nullptr : &sees;
   Status s = rows->type == GGML_TYPE_F32
                  ? cache.Write(kv->layer, kv->side, cells, static_cast<const float*>(rows->data),
-                               rows->nb[1] / sizeof(float))
+                               rows->nb[1] / sizeof(float), sight)
                  : cache.Write(kv->layer, kv->side, cells, static_cast<const half_t*>(rows->data),
-                               rows->nb[1] / sizeof(half_t));
+                               rows->nb[1] / sizeof(half_t), sight);
   b->layer(*kv).wrote = true;
+  b->layer(*kv).from = KvLayer::From::kGraph;
   if (s.ok()) return GGML_STATUS_SUCCESS;
   Log(LogLevel::kError, s.message());
   return s.code() == Code::kOutOfMemory ? GGML_STATUS_ALLOC_FAILED : GGML_STATUS_FAILED;
@@ -486,10 +513,10 @@ ggml_status Backend::ShiftRows(ggml_tensor* node, const KvTensor& kv, std::uint6
   return GGML_STATUS_SUCCESS;
 }
 
-ggml_status Backend::ComputeNode(ggml_tensor* node) {
+ggml_status Backend::ComputeNode(ggml_tensor* node, ggml_cgraph* graph) {
   switch (node->op) {
     case GGML_OP_SET_ROWS:
-      return SetRows(node);
+      return SetRows(node, graph);
     case GGML_OP_FLASH_ATTN_EXT:
       return Attend(node);
     case GGML_OP_ROPE:
@@ -516,7 +543,7 @@ ggml_status Backend::Compute(ggml_cgraph* graph) {
       continue;
     if (abort_callback != nullptr && abort_callback(abort_data)) return GGML_STATUS_ABORTED;
     if (Buffer* b = OurBuffer(node)) b->Announce();
-    if (ggml_status s = ComputeNode(node); s != GGML_STATUS_SUCCESS) return s;
+    if (ggml_status s = ComputeNode(node, graph); s != GGML_STATUS_SUCCESS) return s;
   }
   return GGML_STATUS_SUCCESS;
 }

@@ -28,8 +28,8 @@ class Backend {
   ggml_status Compute(ggml_cgraph* graph);
 
  private:
-  ggml_status ComputeNode(ggml_tensor* node);
-  ggml_status SetRows(ggml_tensor* node);
+  ggml_status ComputeNode(ggml_tensor* node, ggml_cgraph* graph);
+  ggml_status SetRows(ggml_tensor* node, ggml_cgraph* graph);
   ggml_status Attend(ggml_tensor* node);
   ggml_status Shift(ggml_tensor* node);
   Status Angles(const ggml_tensor& node, std::int32_t shift, std::span<float> cos_sin);
