@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 
 #include "codec/encode.h"
 #include "codec/layout.h"
@@ -113,57 +115,74 @@ void GuessScales(const PageShape& shape, const EncodeInput& in, TrellisScratch& 
   }
 }
 
-// Calls fn(y, place in the string) for each element of one token and group.
-template <class F>
-void ForGroup(const PageShape& shape, const TrellisScratch& s, std::uint32_t r, std::uint32_t g,
-              F&& fn) {
-  const std::uint32_t steps = TrellisSteps(shape);
-  for (std::uint32_t c = g * shape.group; c < (g + 1) * shape.group; ++c)
-    fn(s.y[std::size_t{c} * shape.rows + r],
-       std::size_t{TrellisLane(r, c)} * steps + TrellisStep(shape, r, c));
+// Where the values of four tokens' channel c begin in the string: token r's is at
+// [r % 4 * steps + r / 4] from there.
+std::size_t PlaceOf(const PageShape& shape, std::uint32_t c) {
+  return std::size_t{TrellisLane(0, c)} * TrellisSteps(shape) + TrellisStep(shape, 0, c);
 }
 
 void SetTargets(const PageShape& shape, const std::uint8_t* scales, TrellisScratch& s) {
-  s.target.assign(std::size_t{TrellisSteps(shape)} * kTrellisLanes, kNoTarget);
-  for (std::uint32_t g = 0; g < shape.dim / shape.group; ++g) {
-    for (std::uint32_t r = 0; r < shape.rows; ++r) {
-      const std::uint8_t k = scales[g * shape.rows + r];
-      if (k == 0) continue;
-      const float inverse = 1.0f / VScale(k);
-      ForGroup(shape, s, r, g, [&](float y, std::size_t at) {
-        const float x = std::min(std::max(y * inverse, -180.0f), 180.0f);
-        s.target[at] = static_cast<std::int16_t>(Nearest(x));
-      });
+  const std::uint32_t rows = shape.rows, steps = TrellisSteps(shape);
+  s.target.assign(std::size_t{steps} * kTrellisLanes, kNoTarget);
+  float inverse[kMaxPageSize];
+  std::int16_t none[kMaxPageSize], targets[kMaxPageSize];  // all bits set where there is no scale
+  for (std::uint32_t c = 0; c < shape.dim; ++c) {
+    if (c % shape.group == 0) {
+      const std::uint8_t* k = scales + c / shape.group * rows;
+      for (std::uint32_t r = 0; r < rows; ++r) {
+        inverse[r] = k[r] == 0 ? 0 : 1.0f / VScale(k[r]);
+        none[r] = k[r] == 0 ? -1 : 0;
+      }
     }
+    const float* y = s.y.data() + std::size_t{c} * rows;
+    for (std::uint32_t r = 0; r < rows; ++r) {
+      constexpr float kMost = TrellisErrors::kMaxTarget;
+      const float x = Nearest(std::min(std::max(y[r] * inverse[r], -kMost), kMost));
+      const auto target = static_cast<std::int16_t>(static_cast<std::int32_t>(x));
+      targets[r] = static_cast<std::int16_t>((target & ~none[r]) | (kNoTarget & none[r]));
+    }
+    std::int16_t* to = s.target.data() + PlaceOf(shape, c);
+    for (std::uint32_t i = 0; i < 4; ++i)
+      for (std::uint32_t q = 0; q < rows / 4; ++q) to[i * steps + q] = targets[4 * q + i];
   }
 }
 
 // Each scale by least squares on the levels found.
 void FitScales(const PageShape& shape, const TrellisScratch& s, std::uint8_t* scales) {
+  const std::uint32_t rows = shape.rows, steps = TrellisSteps(shape);
   const std::uint32_t n_groups = shape.dim / shape.group;
   const std::int8_t* levels = TrellisLevels(shape.rate8);
-  for (std::uint32_t r = 0; r < shape.rows; ++r) {
-    for (std::uint32_t g = 0; g < n_groups; ++g) {
-      std::uint8_t& k = scales[g * shape.rows + r];
-      if (k == 0 || s.known[r * n_groups + g] != 0) continue;
-      float dot = 0, power = 0;
-      ForGroup(shape, s, r, g, [&](float y, std::size_t at) {
-        const float level = levels[s.window[at]];
-        dot += level * y;
-        power += level * level;
-      });
-      if (dot > 0) k = static_cast<std::uint8_t>(IndexNear(dot / power));
+  for (std::uint32_t g = 0; g < n_groups; ++g) {
+    float dot[kMaxPageSize] = {}, power[kMaxPageSize] = {}, level[kMaxPageSize];
+    for (std::uint32_t c = g * shape.group; c < (g + 1) * shape.group; ++c) {
+      const float* y = s.y.data() + std::size_t{c} * rows;
+      const std::uint8_t* window = s.window.data() + PlaceOf(shape, c);
+      for (std::uint32_t i = 0; i < 4; ++i)
+        for (std::uint32_t q = 0; q < rows / 4; ++q)
+          level[4 * q + i] = levels[window[i * steps + q]];
+      for (std::uint32_t r = 0; r < rows; ++r) {
+        dot[r] += level[r] * y[r];
+        power[r] += level[r] * level[r];
+      }
+    }
+    for (std::uint32_t r = 0; r < rows; ++r) {
+      std::uint8_t& k = scales[g * rows + r];
+      if (k == 0 || s.known[r * n_groups + g] != 0 || dot[r] <= 0) continue;
+      k = static_cast<std::uint8_t>(IndexNear(dot[r] / power[r]));
     }
   }
 }
 
 void WriteString(const PageShape& shape, const TrellisScratch& s, std::uint8_t* codes) {
   const std::uint32_t steps = TrellisSteps(shape);
+  std::vector<std::uint8_t> bits_of(steps);
+  for (std::uint32_t i = 0; i < steps; ++i)
+    bits_of[i] = static_cast<std::uint8_t>(TrellisBits(shape.rate8, i));
   for (std::uint32_t lane = 0; lane < kTrellisLanes; ++lane) {
     const std::uint8_t* window = s.window.data() + std::size_t{lane} * steps;
     std::uint32_t bits = 0, n_bits = 0, byte = 0;
     for (std::uint32_t i = 0; i < steps; ++i) {
-      const std::uint32_t n = TrellisBits(shape.rate8, i);
+      const std::uint32_t n = bits_of[i];
       bits = (bits << n) | (window[i] & ((1u << n) - 1));
       n_bits += n;
       if (n_bits < 8) continue;
@@ -175,11 +194,33 @@ void WriteString(const PageShape& shape, const TrellisScratch& s, std::uint8_t* 
 
 }  // namespace
 
+const TrellisErrors& TrellisErrorsOf(std::uint32_t rate8) {
+  const auto make = [](std::uint32_t rate) {
+    auto table = std::make_unique<TrellisErrors>();
+    const std::int8_t* levels = TrellisLevels(rate);
+    for (int target = -TrellisErrors::kMaxTarget; target <= TrellisErrors::kMaxTarget; ++target)
+      for (int w = 0; w < 256; ++w) {
+        const int error = std::min(std::abs(target - levels[w]), kTrellisErrorCap);
+        table->squared[target + TrellisErrors::kMaxTarget][w] =
+            static_cast<std::uint16_t>(error * error);
+      }
+    std::fill_n(table->squared[2 * TrellisErrors::kMaxTarget + 1], 256, std::uint16_t{0});
+    return table;
+  };
+  if (TrellisLevels(rate8) == TrellisLevels(16)) {
+    static const auto low = make(16);
+    return *low;
+  }
+  static const auto high = make(24);
+  return *high;
+}
+
 void SearchTrellisPlain(const PageShape& shape, TrellisScratch& s) {
   const std::int8_t* levels = TrellisLevels(shape.rate8);
   const std::uint32_t steps = TrellisSteps(shape), n = steps * kTrellisLanes;
+  const std::uint32_t stride = TrellisBackStride(shape.rate8);
   s.window.resize(n);
-  s.back.resize(std::size_t{n} * 128);
+  s.back.resize(std::size_t{n} * stride);
   std::uint16_t cost[256], m[128];
   std::fill_n(cost, 256, std::uint16_t{65535});
   cost[0] = 0;
@@ -192,7 +233,7 @@ void SearchTrellisPlain(const PageShape& shape, TrellisScratch& s) {
         if (cost[q + j * n_m] < cost[q + best * n_m]) best = j;
       m[q] = cost[q + best * n_m];
       least = std::min(least, m[q]);
-      s.back[std::size_t{i} * 128 + q] = static_cast<std::uint8_t>(best);
+      s.back[std::size_t{i} * stride + q] = static_cast<std::uint8_t>(best);
     }
     if (i % kTrellisNormalise == 0) {
       for (std::uint32_t q = 0; q < n_m; ++q) m[q] = static_cast<std::uint16_t>(m[q] - least);
@@ -210,7 +251,7 @@ void SearchTrellisPlain(const PageShape& shape, TrellisScratch& s) {
   for (std::uint32_t i = n; i-- > 0;) {
     s.window[i] = static_cast<std::uint8_t>(w);
     const std::uint32_t b = TrellisBits(shape.rate8, i % steps), q = w >> b;
-    w = q + s.back[std::size_t{i} * 128 + q] * (256u >> b);
+    w = q + s.back[std::size_t{i} * stride + q] * (256u >> b);
   }
 }
 

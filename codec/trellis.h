@@ -16,9 +16,23 @@ struct TrellisScratch {
   std::vector<float> y;              // [dim][rows], rotated
   std::vector<std::int16_t> target;  // in the order of the string, in level units
   std::vector<std::uint8_t> window;  // the same order
-  std::vector<std::uint8_t> back;    // for Viterbi's algorithm
+  std::vector<std::uint8_t> back;    // which of the windows before was best, for each value
   std::vector<std::uint8_t> known;   // [rows][groups] scales that need no fitting
 };
+
+// What each window's level costs for a target: min(|target - level|, kTrellisErrorCap)².
+struct TrellisErrors {
+  static constexpr int kMaxTarget = 180;
+  // [256]; of kNoTarget all zeros.
+  const std::uint16_t* of(std::int16_t target) const {
+    return squared[target == kNoTarget ? 2 * kMaxTarget + 1 : target + kMaxTarget];
+  }
+  alignas(64) std::uint16_t squared[2 * kMaxTarget + 2][256];
+};
+const TrellisErrors& TrellisErrorsOf(std::uint32_t rate8);
+
+// Windows before one value, at most: bytes of TrellisScratch::back for each.
+inline std::uint32_t TrellisBackStride(std::uint32_t rate8) { return 256u >> (rate8 / 8); }
 
 // Viterbi's algorithm over all values of a page in 16-bit integers, exact in the order of every
 // step, so that all code gives the same path:
