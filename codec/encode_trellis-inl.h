@@ -85,7 +85,7 @@ HWY_INLINE void TrellisStepTo(std::uint32_t next, TrellisState& s, const std::ui
 
 #if HWY_TARGET <= HWY_AVX3
 
-// The same with all costs in registers, which the way through memory would take three times as long
+// The same with all costs in registers, which the way through memory takes nearly twice as long
 // for. Up to three new bits.
 struct TrellisRegisters {
   using D = hn::FixedTag<std::uint16_t, 32>;

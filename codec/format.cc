@@ -14,22 +14,21 @@ namespace {
 
 // V's group is left to Resolve, so that heads of any size take them: 64 where it divides.
 constexpr ShortName kShortNames[] = {
-    {"k8v8", "int8_pc+mean", "int8_pt_sym+had", "no loss that can be seen"},
-    {"k4v4", "int4_pc+mean+qw", "lm4_pt+had", "the default"},
-    {"k3.5v3", "int3.5_pc+mean+qw", "tcq3_pt+had", "in between"},
-    {"k3v3", "int3_pc+mean+qw", "tcq3_pt+had", "in between"},
-    {"k2.5v2.5", "int2.5_pc+mean+qw", "tcq2.5_pt+had", "in between"},
-    {"k2v2", "int2_pc+mean+qw", "tcq2_pt+had", "in between"},
-    {"k8v4", "int8_pc+mean", "lm4_pt+had", "when K is the sensitive side"},
-    {"k4v8", "int4_pc+mean+qw", "int8_pt_sym+had", "when V is"},
+    {"k8v8", "int8_pc", "int8_pt_sym+had", "no loss that can be seen"},
+    {"k4v4", "int4_pc+qw", "lm4_pt+had", "the default"},
+    {"k3.5v3", "int3.5_pc+qw", "tcq3_pt+had", "in between"},
+    {"k3v3", "int3_pc+qw", "tcq3_pt+had", "in between"},
+    {"k2.5v2.5", "int2.5_pc+qw", "tcq2.5_pt+had", "in between"},
+    {"k2v2", "int2_pc+qw", "tcq2_pt+had", "in between"},
+    {"k8v4", "int8_pc", "lm4_pt+had", "when K is the sensitive side"},
+    {"k4v8", "int4_pc+qw", "int8_pt_sym+had", "when V is"},
     {"f16", "f16", "f16", "as it arrives"},
-    {"auto", "int4_pc+mean+qw", "lm4_pt+had", "the same as k4v4"},
-    {"int8", "int8_pc+mean", "int8_pt_sym+had", "the same as k8v8"},
+    {"auto", "int4_pc+qw", "lm4_pt+had", "the same as k4v4"},
+    {"int8", "int8_pc", "int8_pt_sym+had", "the same as k8v8"},
 };
 
 constexpr std::array<std::string_view, 7> kNamesK = {
-    "f16",     "int8_pc+mean", "int8_pc",          "int4_pc+mean",
-    "int4_pc", "int3_pc+mean", "int3.5_pc+mean+qw"};
+    "f16", "int8_pc", "int8_pc+mean", "int4_pc", "int4_pc+mean", "int3_pc", "int3.5_pc+qw"};
 constexpr std::array<std::string_view, 7> kNamesV = {
     "f16",    "int8_pt_sym", "int8_pt_sym+had", "lm4_pt+had",
     "lm4_pt", "tcq3_pt+had", "tcq2.5_pt+had"};
@@ -263,7 +262,6 @@ bool ParsePairWord(std::string_view text, std::uint32_t& k, std::uint32_t& v) {
 Result<Pair> PairOfBits(std::uint32_t k, std::uint32_t v) {
   Pair pair;
   pair.k = {Levels::kInt, static_cast<std::uint16_t>(k), Axis::kChannel};
-  pair.k.mean = true;
   pair.k.weighted = k != 800;
   pair.v = {v == 800   ? Levels::kInt
             : v == 400 ? Levels::kLm

@@ -162,14 +162,14 @@ TEST(Pair, ShortNames) {
   }
   EXPECT_EQ(ParsePair("auto").value(), ParsePair("k4v4").value());
   EXPECT_EQ(ParsePair("int8").value(), ParsePair("k8v8").value());
-  EXPECT_EQ(FormatName(ParsePair("k4v4").value().k), "int4_pc+mean+qw");
+  EXPECT_EQ(FormatName(ParsePair("k4v4").value().k), "int4_pc+qw");
   EXPECT_EQ(ParsePair("k4v8").value().v, ParsePair("k8v8").value().v);
   EXPECT_EQ(ParsePair("f16").value(), Pair{});
 }
 
 TEST(Pair, AnySizeHasAShortName) {
   const Pair pair = ParsePair("k3.75v2.5").value();
-  EXPECT_EQ(FormatName(pair.k), "int3.75_pc+mean+qw");
+  EXPECT_EQ(FormatName(pair.k), "int3.75_pc+qw");
   EXPECT_EQ(FormatName(pair.v), "tcq2.5_pt+had");
   EXPECT_EQ(PairName(pair), "k3.75v2.5");
   EXPECT_EQ(FormatName(ParsePair("k1v1").value().v), "tcq1_pt+had");
@@ -181,7 +181,7 @@ TEST(Pair, BothSidesByName) {
   EXPECT_EQ(FormatName(pair.v), "lm4_g32_pt");
   EXPECT_EQ(PairName(pair), "k=int8_pc v=lm4_g32_pt");
   EXPECT_EQ(ParsePair(PairName(pair)).value(), pair);
-  EXPECT_EQ(PairName(ParsePair("k=int4_pc+mean+qw v=lm4_pt+had").value()), "k4v4");
+  EXPECT_EQ(PairName(ParsePair("k=int4_pc+qw v=lm4_pt+had").value()), "k4v4");
   EXPECT_EQ(PairName(ParsePair("k=int4_pc+mean v=lm4_pt+had").value()),
             "k=int4_pc+mean v=lm4_pt+had");
   EXPECT_EQ(ParsePair("k=int8_pc").status().code(), Code::kInvalidArgument);

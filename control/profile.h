@@ -18,7 +18,7 @@
 //   k = [0.0012, 0.0002]      # one for each KV head
 //   v = [0.0003, 0.0004]
 // and, instead of or beside those two, formats that hold whatever the type says:
-//   type_k = ["int3_pc+mean+qw", "int8_pc+mean"]
+//   type_k = ["int3_pc+qw", "int8_pc"]
 //   type_v = ["tcq3_pt+had", "int8_pt_sym+had"]
 #pragma once
 

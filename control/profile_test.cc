@@ -94,7 +94,7 @@ TEST(ShareBits, TheMeanIsThatOfTheType) {
       for (const codec::Pair& pair : heads) {
         EXPECT_TRUE(codec::CodingOf(pair.k, codec::Side::kK).ok());
         EXPECT_TRUE(codec::CodingOf(pair.v, codec::Side::kV).ok());
-        EXPECT_TRUE(pair.k.mean && pair.k.weighted && pair.v.hadamard);
+        EXPECT_TRUE(!pair.k.mean && pair.k.weighted && pair.v.hadamard);
       }
     }
   }

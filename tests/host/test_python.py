@@ -269,3 +269,60 @@ show(divergence(exact, then))
     assert changed < 0.01
     assert 1e-4 < coding < 0.05
     assert both <= 1.1 * coding
+
+
+def test_sequences_written_in_turns_are_restored_as_they_were(python):
+    # Of one cache for all, which knows no sequences: each is coded in pages of its own, and a state of it gives
+    # those pages again, in another context as in its own.
+    code = f"""
+        import ctypes, numpy as np, llama_cpp as C, kvtamp
+        kvtamp.enable("k3v3")
+        N, LENGTH, STEP = 4, 256, 16
+        tokens = load().tokenize({host.document(9000)!r}.encode())
+        model = C.llama_model_load_from_file(MODEL.encode(), C.llama_model_default_params())
+        def context():
+            params = C.llama_context_default_params()
+            params.n_ctx, params.n_ubatch, params.n_seq_max, params.kv_unified = 2048, 64, N, True
+            params.flash_attn_type = C.LLAMA_FLASH_ATTN_TYPE_ENABLED
+            return C.llama_init_from_model(model, params)
+        def decode(context, first, n):
+            batch = C.llama_batch_init(N * n, 0, 1)
+            for i in range(N * n):
+                sequence, position = i // n, first + i % n
+                batch.token[i], batch.pos[i] = tokens[sequence * LENGTH + position], position
+                batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, sequence, False
+            batch.n_tokens = N * n
+            assert C.llama_decode(context, batch) == 0
+            C.llama_batch_free(batch)
+        def state(context, sequence):
+            data = (ctypes.c_uint8 * C.llama_state_seq_get_size(context, sequence))()
+            assert C.llama_state_seq_get_data(context, data, len(data), sequence) == len(data)
+            return data
+        def changed(before, after):
+            n = min(len(before), len(after)) // 2
+            a, b = (np.frombuffer(bytes(x), np.float16, n).astype(np.float32) for x in (before, after))
+            with np.errstate(invalid="ignore"):
+                return float((np.abs(a - b) > 0.002 * np.maximum(np.abs(a), 0.1)).mean())
+        first = context()
+        for position in range(0, LENGTH, STEP):
+            decode(first, position, STEP)
+        states = [state(first, s) for s in range(N)]
+        other = context()
+        for s, data in enumerate(states):
+            assert C.llama_state_seq_set_data(other, data, len(data), s)
+            C.llama_memory_seq_rm(C.llama_get_memory(first), s, -1, -1)
+            assert C.llama_state_seq_set_data(first, data, len(data), s)
+        for restored in (first, other):  # and coded: the windows of all have moved on
+            decode(restored, LENGTH, 64)
+            for s in range(N):
+                C.llama_memory_seq_rm(C.llama_get_memory(restored), s, LENGTH, -1)
+        show([changed(states[s], state(restored, s)) for restored in (first, other) for s in range(N)])
+        show(changed(states[0], states[1]))
+        show(kvtamp.stats()["pages"]["sealed"])
+    """
+    shares, other_text, sealed = python.shown(code)
+    assert other_text > 0.8  # so the measure can tell
+    assert sealed >= 2 * 2 * 30 * 3
+    # The last window was f16 when the states were taken, and has been coded since.
+    window = 64 / 256
+    assert max(shares) <= window + 0.01, shares

@@ -91,7 +91,7 @@ def test_the_host_keeps_its_cpu_where_that_is_a_module(modular):
         show(kvtamp.stats()["caches"][0]["layers"][0]["format_k"])
     """
     text, format_k = modular.shown("import kvtamp; kvtamp.enable()" + textwrap.dedent(code))
-    assert text.startswith(" 48213") and format_k == "int4_pc+mean"
+    assert text.startswith(" 48213") and format_k == "int4_pc+qw"
     alone = modular.run("""
         import llama_cpp
         from llama_cpp.llama_cpp import _lib

@@ -40,7 +40,7 @@ def test_smaller_costs_more(table):
     assert bare["kv_bpw_long"] < rows["k2v2"]["kv_bpw_long"] - 0.3
     assert bare["kld_mean"] > rows["k2v2"]["kld_mean"]
     assert rows["k4v4"]["kld_mean"] < rows["q4_0"]["kld_mean"]
-    assert rows["k4v4"]["format_k"] == "int4_pc+mean+qw"
+    assert rows["k4v4"]["format_k"] == "int4_pc+qw"
     assert rows["q8_0"]["device"] == "host" and rows["q8_0"]["kv_bpw"] == pytest.approx(8.5)
     assert report["needles"] == report["needles_found_base"] == 1
     assert rows["f16"]["needles_found"] == rows["k8v8"]["needles_found"] == rows["k4v4"]["needles_found"] == 1

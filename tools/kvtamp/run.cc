@@ -50,7 +50,7 @@ void Split(const Args& args, Args& own, Args& program) {
   program.assign(args.begin() + static_cast<std::ptrdiff_t>(i), args.end());
 }
 
-// "k4v4 (K int4_pc+mean, V lm4_g64_pt+had)"
+// "k4v4 (K int4_pc+qw, V lm4_g64_pt+had)"
 std::string TypeText(const codec::Pair& type) {
   const std::string name = codec::PairName(type);
   const std::string k = codec::FormatName(type.k);

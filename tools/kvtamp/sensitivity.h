@@ -1,7 +1,7 @@
 // How much each KV head's precision matters: the engine of `kvtamp sensitivity`.
 //
 // The text's first n_tokens run once through the host's own f16 cache and once for each head and
-// side with that one coded at a bit (K int1_pc+mean+qw, V tcq1_pt+had) and all others at eight. Its
+// side with that one coded at a bit (K int1_pc+qw, V tcq1_pt+had) and all others at eight. Its
 // sensitivity is the mean KL divergence over the last n_scored positions, less that of a run with
 // all at eight. Layers go first, all their heads at once; heads apart only where the layer is worth
 // more than `split_above`.
