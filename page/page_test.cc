@@ -50,6 +50,15 @@ TEST(Allocator, FreedBlocksGoBackBetweenUsedOnes) {
   EXPECT_EQ(a.resident_bytes(), full);  // the same places again
 }
 
+// Coded pages are of any size: a little more than some pages of the system, say.
+TEST(Allocator, BlocksOfAnySizeFillPages) {
+  for (std::size_t bytes : {3000u, 8704u, 16896u, 17408u, 20544u, 25024u, 33280u, 66000u}) {
+    Allocator a;
+    for (int i = 0; i < 64; ++i) ASSERT_NE(a.Allocate(bytes), nullptr);
+    EXPECT_LE(a.resident_bytes(), a.used_bytes() * 33 / 32 + 4096) << bytes;
+  }
+}
+
 TEST(Allocator, BlocksNeverOverlap) {
   Allocator a;
   std::mt19937 rng(7);
