@@ -66,7 +66,7 @@ Status ReadFormats(const toml::table& table, const char* key, Side side, std::ve
 Status ReadLayer(const toml::table& table, ProfileLayer& layer) {
   for (const auto& [key, value] : table) {
     constexpr const char* kKeys[] = {"index", "head_size_k", "head_size_v", "k",
-                                     "v",     "type_k",      "type_v"};
+                                     "v",     "type_k",      "type_v",      "window"};
     if (std::find(std::begin(kKeys), std::end(kKeys), key.str()) == std::end(kKeys))
       return Status::Invalid("unknown key layer." + std::string(key.str()));
   }
@@ -79,6 +79,11 @@ Status ReadLayer(const toml::table& table, ProfileLayer& layer) {
   if (!whole("index", layer.index) || !whole("head_size_k", layer.head_size_k) ||
       !whole("head_size_v", layer.head_size_v))
     return Status::Invalid("a layer without index, head_size_k or head_size_v");
+  if (table.contains("window")) {
+    const auto x = table["window"].value<std::int64_t>();
+    if (!x || *x < 1 || *x > UINT32_MAX) return Status::Invalid("window is no number of tokens");
+    layer.window = static_cast<std::uint32_t>(*x);
+  }
   for (const Status& s : {ReadNumbers(table, "k", layer.k), ReadNumbers(table, "v", layer.v),
                           ReadFormats(table, "type_k", Side::kK, layer.type_k),
                           ReadFormats(table, "type_v", Side::kV, layer.type_v)}) {
@@ -98,7 +103,7 @@ struct Claim {
   std::uint32_t layer;
   std::size_t head;
   Side side;
-  double sensitivity, size;  // of the head: elements
+  double sensitivity, size;  // of the head: elements, of those tokens that it keeps
   int centibits = kLeastBits;
 
   double error(int at) const { return side == Side::kK ? ErrorK(at) : ErrorV(at); }
@@ -153,6 +158,7 @@ std::string ProfileText(const Profile& profile) {
   for (const ProfileLayer& layer : profile.layers) {
     text += fmt::format("\n[[layer]]\nindex = {}\nhead_size_k = {}\nhead_size_v = {}\n",
                         layer.index, layer.head_size_k, layer.head_size_v);
+    if (layer.window != 0) text += fmt::format("window = {}\n", layer.window);
     for (const auto& [key, list] : {std::pair("k", &layer.k), std::pair("v", &layer.v)}) {
       if (list->empty()) continue;
       std::string items;
@@ -195,20 +201,22 @@ HeadTypes ShareBits(const Profile& profile, const codec::Pair& type) {
   double budget = 0;  // hundredths of bits of a token
   for (const ProfileLayer& layer : profile.layers) {
     const std::size_t n = layer.n_heads();
+    const double kept =
+        layer.window == 0 ? 1 : std::min(1.0, static_cast<double>(layer.window) / kTokensShared);
     std::vector<codec::Pair>& heads = types[layer.index];
     heads.assign(n, type);
     for (std::size_t h = 0; h < n; ++h) {
       if (h < layer.type_k.size()) {
         heads[h].k = layer.type_k[h];
       } else if (h < layer.k.size() && Shares(type.k, Side::kK)) {
-        const double size = layer.head_size_k;
+        const double size = layer.head_size_k * kept;
         claims.push_back({layer.index, h, Side::kK, layer.k[h], size});
         budget += size * (type.k.centibits - kLeastBits);
       }
       if (h < layer.type_v.size()) {
         heads[h].v = layer.type_v[h];
       } else if (h < layer.v.size() && Shares(type.v, Side::kV) && layer.head_size_v != 0) {
-        const double size = layer.head_size_v;
+        const double size = layer.head_size_v * kept;
         claims.push_back({layer.index, h, Side::kV, layer.v[h], size});
         budget += size * (type.v.centibits - kLeastBits);
       }

@@ -17,6 +17,7 @@
 //   head_size_v = 64
 //   k = [0.0012, 0.0002]      # one for each KV head
 //   v = [0.0003, 0.0004]
+//   window = 512              # tokens that it attends at most; left out: all
 // and, instead of or beside those two, formats that hold whatever the type says:
 //   type_k = ["int3_pc+qw", "int8_pc"]
 //   type_v = ["tcq3_pt+had", "int8_pt_sym+had"]
@@ -37,6 +38,7 @@ struct ProfileLayer {
   std::uint32_t index = 0, head_size_k = 0, head_size_v = 0;
   std::vector<double> k, v;                   // sensitivities, by KV head
   std::vector<codec::Format> type_k, type_v;  // given formats, by KV head
+  std::uint32_t window = 0;                   // tokens attended at most: a sliding window; 0: all
   std::size_t n_heads() const {
     return std::max({k.size(), v.size(), type_k.size(), type_v.size()});
   }
@@ -52,8 +54,10 @@ std::string ProfileText(const Profile& profile);
 // Replaces the file whole or not at all.
 Status WriteProfile(const std::string& path, const Profile& profile);
 
-// Formats by layer and KV head that take as many bits as `type` on average over K and V together.
-// Formats that cannot be divided (f16, int8) stay as they are.
+// Formats by layer and KV head that take as many bits as `type` on average over K and V together,
+// of a context of kTokensShared tokens: what layers with a window keep of it is little, and bits
+// are cheap there. Formats that cannot be divided (f16, int8) stay as they are.
+inline constexpr std::uint32_t kTokensShared = 8192;
 using HeadTypes = std::map<std::uint32_t, std::vector<codec::Pair>>;
 HeadTypes ShareBits(const Profile& profile, const codec::Pair& type);
 

@@ -47,6 +47,7 @@ double MeanBits(const HeadTypes& types) {
 TEST(Profile, WhatIsWrittenIsRead) {
   Profile p = Example();
   p.layers[1].type_k = {Type("k3v3").k, Type("k8v8").k};
+  p.layers[3].window = 512;
   const File file("");
   ASSERT_TRUE(WriteProfile(file.path(), p).ok());
   const auto read = ReadProfile(file.path());
@@ -97,6 +98,28 @@ TEST(ShareBits, TheMeanIsThatOfTheType) {
         EXPECT_TRUE(!pair.k.mean && pair.k.weighted && pair.v.hadamard);
       }
     }
+  }
+}
+
+// A layer that keeps a sixteenth of the tokens pays a sixteenth for a bit.
+TEST(ShareBits, BitsAreCheapWhereAWindowKeepsFewTokens) {
+  Profile p = Example();
+  for (std::size_t i : {1u, 2u, 3u}) p.layers[i].window = kTokensShared / 16;
+  for (const char* type : {"k4v4", "k2.25v2"}) {
+    const HeadTypes types = ShareBits(p, Type(type));
+    const codec::Pair t = Type(type);
+    double sum = 0, n = 0;
+    for (const auto& [layer, heads] : types) {
+      const double kept = layer == 0 ? 1 : 1.0 / 16;
+      for (const codec::Pair& pair : heads) {
+        sum += kept * (pair.k.centibits + pair.v.centibits);
+        n += 2 * kept;
+      }
+    }
+    EXPECT_LE(sum / n, (t.k.centibits + t.v.centibits) / 2.0 + 1e-9) << type;
+    EXPECT_GE(sum / n, (t.k.centibits + t.v.centibits) / 2.0 - 25) << type;
+    // A sixteenth of the price: two bits more, where there are so many.
+    EXPECT_GE(types.at(1)[0].k.centibits, std::min(800, types.at(0)[0].k.centibits + 150)) << type;
   }
 }
 

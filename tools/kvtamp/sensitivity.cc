@@ -168,6 +168,7 @@ Result<SensitivityResult> MeasureSensitivity(
   std::size_t done = 0;
   for (const LayerLayout& l : layout.layers) {
     control::ProfileLayer layer{l.layer, l.head_size_k, l.head_size_v, {}, {}, {}, {}};
+    if (l.swa) layer.window = layout.n_swa;
     for (Side side : {Side::kK, Side::kV}) {
       const double share =
           static_cast<double>(done++) / (2.0 * static_cast<double>(layout.layers.size()));
