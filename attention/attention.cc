@@ -7,6 +7,7 @@
 #include <new>
 #include <string>
 
+#include "attention/choose.h"
 #include "attention/kernels.h"
 #include "attention/unit.h"
 
@@ -28,6 +29,8 @@ struct JobPlan {
   std::uint32_t n_runs;      // per block
   std::uint32_t run_pages;
   std::size_t first_unit, first_block, first_partial;  // partial: in rows
+  bool choose;                                         // pages to read, by their bounds
+  std::size_t first_choice;                            // of n_head_kv * n_blocks
 
   std::size_t n_units(std::uint32_t n_head_kv) const {
     return std::size_t{n_head_kv} * n_blocks * n_runs;
@@ -42,6 +45,7 @@ struct Plan {
   std::size_t n_units = 0;
   std::size_t n_blocks = 0;    // of blocks with several runs
   std::size_t n_partials = 0;  // rows of partial results of those
+  std::size_t n_choices = 0;   // blocks whose pages are chosen
   std::size_t scratch = 0;     // bytes per thread
   std::uint32_t max_rows = 0;  // of a unit
 };
@@ -52,6 +56,9 @@ void CutRows(const Plan& plan, JobPlan& j, std::uint32_t prefill_lanes) {
   j.decode = j.rows <= kMaxDecodeRows && !plan.layer->v_in_k;
   j.block_rows = j.decode ? kMaxDecodeRows : kMaxPrefillRows / prefill_lanes * prefill_lanes;
   j.n_blocks = (j.rows + j.block_rows - 1) / j.block_rows;
+  const Params& p = *plan.params;
+  j.choose = j.decode && p.max_bias == 0 &&
+             ((p.top_pages != 0 && j.job->pages.size() > p.top_pages) || p.mass < 1);
 }
 
 // Smaller blocks, then runs of pages, until every thread has enough units.
@@ -69,6 +76,8 @@ void CutForThreads(const Plan& plan, JobPlan& j, std::uint32_t prefill_lanes,
   const auto by_threads =
       static_cast<std::uint32_t>((wanted + all_blocks - 1) / std::max<std::size_t>(1, all_blocks));
   j.n_runs = std::clamp((n_pages + min_pages - 1) / min_pages, 1u, std::max(1u, by_threads));
+  // What matters shows against all of the pages.
+  if (j.choose && plan.params->mass < 1) j.n_runs = 1;
   j.run_pages = (n_pages + j.n_runs - 1) / j.n_runs;
   j.n_runs = j.run_pages == 0 ? 1 : (n_pages + j.run_pages - 1) / j.run_pages;
 }
@@ -89,6 +98,8 @@ void MakePlan(Plan& plan, std::span<const Job> jobs, std::uint32_t n_threads) {
     j.first_unit = plan.n_units;
     j.first_block = plan.n_blocks;
     j.first_partial = plan.n_partials;
+    j.first_choice = plan.n_choices;
+    if (j.choose) plan.n_choices += std::size_t{plan.layer->n_head_kv} * j.n_blocks;
     plan.n_units += j.n_units(plan.layer->n_head_kv);
     if (j.n_runs > 1) {
       plan.n_blocks += std::size_t{plan.layer->n_head_kv} * j.n_blocks;
@@ -120,13 +131,12 @@ struct Shared {
   float* partials;                        // [n_partials, PartialStride]
   std::uint8_t* scratch;                  // [threads, scratch_stride]
   std::size_t scratch_stride, result_bytes;
+  const PageChoice* choices;  // [n_choices]
 };
 
-void RunUnit(const Shared& s, const JobPlan& j, std::size_t index, std::uint8_t* scratch) {
+// Heads innermost: f16 rows hold all heads, and a page's heads lie together.
+Unit UnitOf(const Shared& s, const JobPlan& j, std::size_t block, std::size_t run) {
   const Layer& layer = *s.plan.layer;
-  // Heads innermost: f16 rows hold all heads, and a page's heads lie together.
-  const std::size_t run = index / (std::size_t{layer.n_head_kv} * j.n_blocks);
-  const std::size_t block = index % (std::size_t{layer.n_head_kv} * j.n_blocks);
   Unit unit;
   unit.layer = &layer;
   unit.job = j.job;
@@ -136,7 +146,22 @@ void RunUnit(const Shared& s, const JobPlan& j, std::size_t index, std::uint8_t*
   unit.rows = std::min(j.block_rows, j.rows - unit.row0);
   unit.page0 = static_cast<std::uint32_t>(run) * j.run_pages;
   unit.page1 = std::min(unit.page0 + j.run_pages, static_cast<std::uint32_t>(j.job->pages.size()));
+  unit.choice = j.choose ? s.choices + j.first_choice + block : nullptr;
+  return unit;
+}
 
+void BoundPages(const Shared& s, const JobPlan& j, std::size_t index, std::uint8_t* scratch) {
+  if (!j.choose) return;
+  const std::size_t n = std::size_t{s.plan.layer->n_head_kv} * j.n_blocks;
+  const Unit unit = UnitOf(s, j, index % n, index / n);
+  RunBounds(unit, scratch, unit.choice->bounds, unit.choice->n_pages);
+}
+
+void RunUnit(const Shared& s, const JobPlan& j, std::size_t index, std::uint8_t* scratch) {
+  const Layer& layer = *s.plan.layer;
+  const std::size_t run = index / (std::size_t{layer.n_head_kv} * j.n_blocks);
+  const std::size_t block = index % (std::size_t{layer.n_head_kv} * j.n_blocks);
+  const Unit unit = UnitOf(s, j, block, run);
   const std::size_t rows = std::min(j.rows, j.block_rows), run_stride = rows * PartialStride(layer);
   float* first = reinterpret_cast<float*>(scratch);
   if (j.n_runs > 1)
@@ -150,15 +175,42 @@ void RunUnit(const Shared& s, const JobPlan& j, std::size_t index, std::uint8_t*
   WriteRows(s.plan, unit, first, run_stride, j.n_runs);
 }
 
-void Work(const Shared& s, int worker) {
+template <class F>
+void Work(const Shared& s, int worker, F&& run) {
   std::uint8_t* scratch = s.scratch + static_cast<std::size_t>(worker) * s.scratch_stride;
   std::size_t job = 0;
   for (;;) {
     const std::size_t unit = s.next.fetch_add(1, std::memory_order_relaxed);
     if (unit >= s.plan.n_units) return;
     while (job + 1 < s.plan.n_jobs && s.plan.jobs[job + 1].first_unit <= unit) ++job;
-    RunUnit(s, s.plan.jobs[job], unit - s.plan.jobs[job].first_unit, scratch);
+    run(s, s.plan.jobs[job], unit - s.plan.jobs[job].first_unit, scratch);
   }
+}
+
+// Lays out what choosing takes in `arena`; from a null base it only counts.
+PageChoice* LayOutChoices(Arena& arena, const Plan& plan, bool fill) {
+  auto* choices = arena.Take<PageChoice>(plan.n_choices);
+  const bool order = plan.params->mass < 1;
+  for (std::size_t i = 0; i < plan.n_jobs; ++i) {
+    const JobPlan& j = plan.jobs[i];
+    if (!j.choose) continue;
+    for (std::size_t block = 0; block < std::size_t{plan.layer->n_head_kv} * j.n_blocks; ++block) {
+      PageChoice c;
+      c.n_pages = static_cast<std::uint32_t>(j.job->pages.size());
+      const auto first = static_cast<std::uint32_t>(block / plan.layer->n_head_kv) * j.block_rows;
+      c.rows = std::min(j.block_rows, j.rows - first);
+      const std::size_t n = std::size_t{c.rows} * c.n_pages;
+      c.bounds = arena.Take<float>(n);
+      c.read = arena.Take<std::uint64_t>((c.n_pages + 63) / 64);
+      if (order) {
+        c.order = arena.Take<std::uint32_t>(c.n_pages);
+        c.left = arena.Take<float>(n);
+        c.top = arena.Take<float>(c.rows);
+      }
+      if (fill) choices[j.first_choice + block] = c;
+    }
+  }
+  return choices;
 }
 
 Status Check(const Layer& layer, std::span<const Job> jobs, const Params& params) {
@@ -243,7 +295,7 @@ std::uint8_t* Workspace::Get(std::size_t n) {
 }
 
 Status Attend(const Layer& layer, std::span<const Job> jobs, const Params& params,
-              Workspace& workspace, Executor& executor) {
+              Workspace& workspace, Executor& executor, PagesRead* counts) {
   if (Status status = Check(layer, jobs, params); !status.ok()) return status;
   Layer checked = layer;
   if (checked.v_group == 0 || checked.dim_v % checked.v_group != 0)
@@ -264,26 +316,41 @@ Status Attend(const Layer& layer, std::span<const Job> jobs, const Params& param
   std::atomic<std::uint32_t>* runs_done = nullptr;
   float* partials = nullptr;
   std::uint8_t* scratch = nullptr;
+  PageChoice* choices = nullptr;
   const auto lay_out = [&](std::uint8_t* base) {
     Arena arena(base);
     jobs_at = arena.Take<JobPlan>(plan.n_jobs);
     runs_done = arena.Take<std::atomic<std::uint32_t>>(plan.n_blocks);
     partials = arena.Take<float>(plan.n_partials * PartialStride(checked));
     scratch = arena.Take<std::uint8_t>(n_threads * scratch_stride);
+    choices = LayOutChoices(arena, plan, base != nullptr);
     return arena.used();
   };
   const std::size_t before = workspace.bytes();
   memory = workspace.Get(lay_out(nullptr));
   if (memory == nullptr) return Status::OutOfMemory("attention: no scratch memory");
-  lay_out(memory);
   if (workspace.bytes() != before) {  // it grew, so the plans are gone
-    plan = Plan{&checked, &params, jobs_at};
+    plan = Plan{&checked, &params, reinterpret_cast<JobPlan*>(memory)};
     MakePlan(plan, jobs, n_threads);
   }
+  lay_out(memory);
   for (std::size_t i = 0; i < plan.n_blocks; ++i) new (runs_done + i) std::atomic<std::uint32_t>(0);
   std::atomic<std::size_t> next{0};
-  const Shared shared{plan, next, runs_done, partials, scratch, scratch_stride, result_bytes};
-  executor.ForEachWorker([&](int worker) { Work(shared, worker); });
+  const Shared shared{plan,    next,           runs_done,    partials,
+                      scratch, scratch_stride, result_bytes, choices};
+  if (plan.n_choices != 0) {
+    executor.ForEachWorker([&](int worker) { Work(shared, worker, BoundPages); });
+    next = 0;
+    std::vector<float> worth;
+    for (std::size_t i = 0; i < plan.n_choices; ++i) {
+      const std::uint32_t read = ChoosePages(choices[i], params.top_pages, worth);
+      if (counts == nullptr) continue;
+      counts->read += read;
+      counts->seen += static_cast<std::uint64_t>(
+          std::count_if(worth.begin(), worth.end(), [](float x) { return !(x < -3e38f); }));
+    }
+  }
+  executor.ForEachWorker([&](int worker) { Work(shared, worker, RunUnit); });
   return Status::Ok();
 }
 

@@ -9,6 +9,7 @@
 #define KVTAMP_ATTENTION_DECODE_INL_H_
 #endif
 
+#include "attention/choose.h"
 #include "attention/dots-inl.h"
 #include "attention/f16-inl.h"
 #include "attention/grid-inl.h"
@@ -415,6 +416,22 @@ HWY_INLINE void PrepareQueries(const Unit& unit, const float* turn, const Decode
   }
 }
 
+// Pages in the order of their worth, until what is left cannot matter.
+template <class F>
+HWY_INLINE void AttendByWorth(const Unit& unit, const DecodeScratchLayout& s, F&& attend) {
+  const PageChoice& choice = *unit.choice;
+  const std::uint32_t n = OrderPages(choice, unit.layer->page_size);
+  float sum[kMaxDecodeRows];
+  for (std::uint32_t at = 0; at < n; ++at) {
+    for (std::uint32_t r = 0; r < unit.rows; ++r) {
+      sum[r] = 0;
+      for (std::uint32_t i = 0; i < 16; ++i) sum[r] += s.sum[std::size_t{r} * 16 + i];
+    }
+    if (LittleLeft(choice, at, 1.0f - unit.params->mass, s.max, sum)) return;
+    attend(choice.order[at], at + 1 < n ? choice.order[at + 1] : unit.page1);
+  }
+}
+
 void DecodeUnit(const Unit& unit, std::uint8_t* scratch, float* result) {
   const Layer& layer = *unit.layer;
   const Params& params = *unit.params;
@@ -434,18 +451,33 @@ void DecodeUnit(const Unit& unit, std::uint8_t* scratch, float* result) {
   const bool masks_differ =
       unit.job->mask_head_stride != 0 || unit.token(0) != unit.token(unit.rows - 1);
   Active active;
-  for (std::uint32_t i = unit.page0; i < unit.page1; ++i) {
+  const auto attend = [&](std::uint32_t i, std::uint32_t next_page) {
     const Page& page = unit.job->pages[i];
     const OpenRows open = OpenRowsOf(page, unit.job->n_kv);
-    if (open.count == 0) continue;
+    if (open.count == 0) return;
     FindActive(unit, page, open, s, active);
-    if (active.n == 0) continue;
+    if (active.n == 0) return;
     if (page.turn != turn) PrepareQueries(unit, turn = page.turn, s);
-    const Page* next = i + 1 < unit.page1 ? &page + 1 : nullptr;
+    const Page* next = next_page < unit.page1 ? &unit.job->pages[next_page] : nullptr;
     Scores(layer, page, next, unit.head_kv, s, active);
     for (std::uint32_t a = 0; a < active.n; ++a)
       Softmax(layer, params, page, s, active.row[a], active.mask[a]);
     Accumulate(layer, page, next, unit.head_kv, masks_differ, s, active);
+  };
+  if (unit.choice == nullptr) {
+    for (std::uint32_t i = unit.page0; i < unit.page1; ++i) attend(i, i + 1);
+  } else if (unit.choice->order == nullptr) {
+    const auto from = [&](std::uint32_t i) {
+      while (i < unit.page1 && !unit.choice->reads(i)) ++i;
+      return i;
+    };
+    for (std::uint32_t i = from(unit.page0); i < unit.page1;) {
+      const std::uint32_t next = from(i + 1);
+      attend(i, next);
+      i = next;
+    }
+  } else {
+    AttendByWorth(unit, s, attend);
   }
 
   for (std::uint32_t r = 0; r < unit.rows; ++r) {

@@ -7,6 +7,7 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 
+#include "attention/bounds-inl.h"
 #include "attention/decode-inl.h"
 #include "attention/prefill-inl.h"
 
@@ -145,6 +146,7 @@ namespace kvtamp::attention {
 HWY_EXPORT(PrefillLanesOf);
 HWY_EXPORT(DecodeScratchOf);
 HWY_EXPORT(PrefillScratchOf);
+HWY_EXPORT(BoundUnit);
 HWY_EXPORT(DecodeUnit);
 HWY_EXPORT(PrefillUnit);
 HWY_EXPORT(FinishRow);
@@ -164,6 +166,10 @@ std::size_t PrefillScratch(const Layer& layer, std::uint32_t rows) {
 
 void RunDecode(const Unit& unit, std::uint8_t* scratch, float* result) {
   HWY_DYNAMIC_DISPATCH(DecodeUnit)(unit, scratch, result);
+}
+
+void RunBounds(const Unit& unit, std::uint8_t* scratch, float* bounds, std::size_t stride) {
+  HWY_DYNAMIC_DISPATCH(BoundUnit)(unit, scratch, bounds, stride);
 }
 
 void RunPrefill(const Unit& unit, std::uint8_t* scratch, float* result) {

@@ -15,6 +15,10 @@ std::size_t PrefillScratch(const Layer& layer, std::uint32_t rows);
 void RunDecode(const Unit& unit, std::uint8_t* scratch, float* result);
 void RunPrefill(const Unit& unit, std::uint8_t* scratch, float* result);
 
+// Bounds of the unit's rows for its pages: row r's of page p at bounds[r * stride + p]. Scratch as
+// for RunDecode.
+void RunBounds(const Unit& unit, std::uint8_t* scratch, float* bounds, std::size_t stride);
+
 // Folds the row's n partial results, `stride` floats apart, and a sink (null: none) into one and
 // writes out[dim_v]. Changes the first partial.
 void Finish(float* partials, std::size_t stride, std::uint32_t n, const float* sink,

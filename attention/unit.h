@@ -19,6 +19,18 @@ inline constexpr std::uint32_t RoundUp(std::uint32_t n, std::uint32_t to) {
   return (n + to - 1) / to * to;
 }
 
+// Of one block of query rows: which pages are read, and in what order.
+struct PageChoice {
+  std::uint32_t n_pages = 0, rows = 0;
+  float* bounds = nullptr;        // [rows][n_pages] (attention/choose.h)
+  std::uint64_t* read = nullptr;  // bit per page
+  // For Params::mass, null without it: the pages that are read, highest worth first, ...
+  std::uint32_t* order = nullptr;  // [n_pages]
+  // ... and what at most is left in them from there on: [rows][n_pages] times exp(top[row])
+  float *left = nullptr, *top = nullptr;
+  bool reads(std::uint32_t page) const { return (read[page / 64] >> (page % 64) & 1) != 0; }
+};
+
 // A block of query rows of one KV head against a run of pages. Query row r of a KV head is head
 // r % gqa of its group, of token r / gqa.
 struct Unit {
@@ -28,6 +40,7 @@ struct Unit {
   std::uint32_t head_kv;
   std::uint32_t row0, rows;
   std::uint32_t page0, page1;
+  const PageChoice* choice = nullptr;  // null: all pages are read
 
   std::uint32_t gqa() const { return params->n_head / layer->n_head_kv; }
   std::uint32_t token(std::uint32_t r) const { return (row0 + r) / gqa(); }

@@ -106,6 +106,10 @@ std::string StatsJson(const Snapshot& s) {
   j["rows_written_total"] = s.rows_written_total;
   j["rows_dead"] = s.rows_dead;
   j["values_clamped_total"] = s.values_clamped_total;
+  if (s.pages_seen_total != 0) {
+    j["pages_seen_total"] = s.pages_seen_total;
+    j["pages_read_total"] = s.pages_read_total;
+  }
 
   ordered_json caches = ordered_json::array();
   for (const CacheStats& cache : s.caches) caches.push_back(CacheJson(cache));

@@ -10,7 +10,9 @@ inline store::Options StoreOptions(const Settings& s) {
   return {.page_size = s.page_size,
           .n_sink = s.n_sink,
           .residual_length = s.residual_length,
-          .int8_window = s.int8_window};
+          .int8_window = s.int8_window,
+          .top_pages = s.top_pages,
+          .top_mass = s.top_mass};
 }
 
 }  // namespace kvtamp::control

@@ -285,7 +285,10 @@ Status Cache::Attend(std::uint32_t layer, std::span<const StreamJob> jobs,
     jobs_.push_back(jobs[i].job);
     jobs_.back().pages = std::span(views_).subspan(first[i], first[i + 1] - first[i]);
   }
-  return attention::Attend(view, jobs_, params, workspace_, executor);
+  attention::Params p = params;
+  p.top_pages = options_.top_pages;
+  p.mass = options_.top_mass;
+  return attention::Attend(view, jobs_, p, workspace_, executor, &pages_read_);
 }
 
 Status Cache::Maintain(std::uint32_t layer, Executor& executor) {
@@ -503,6 +506,7 @@ CacheBytes Cache::bytes() {
   out.scratch = workspace_.bytes() + views_.capacity() * sizeof(attention::Page);
   out.peak_pages = allocator_.peak_bytes();
   out.values_clamped = clamped_;
+  out.pages_read = pages_read_;
   return out;
 }
 

@@ -162,7 +162,7 @@ class Stream {
     std::uint64_t used = 0;                              // clock_ at its last row
   };
   static constexpr std::uint32_t kNoRun = UINT32_MAX;
-  static constexpr std::size_t kMaxRuns = 16;  // each may have an open page, in f16
+  static constexpr std::size_t kMaxRuns = 16;        // each may have an open page, in f16
   static constexpr std::uint64_t kIdleWindows = 32;  // written elsewhere, and a run is idle
   bool IsOpen(const Run& run) const;
   std::uint32_t RowsBehind(const Run& run, const Sight& sight, std::size_t row) const;

@@ -442,6 +442,8 @@ void Buffer::AddTo(control::Snapshot& out) {
   out.resident_peak_bytes += b.peak_pages + index + b.scratch;
   out.rows_written_total = std::max(out.rows_written_total, b.rows_written);
   out.values_clamped_total += b.values_clamped;
+  out.pages_seen_total += b.pages_read.seen;
+  out.pages_read_total += b.pages_read.read;
   const std::uint64_t cells = std::uint64_t{cs.cells_capacity} * cs.n_streams;
   if (cells >= out.cells_capacity) {
     out.cells_capacity = cells;

@@ -1,0 +1,85 @@
+// How large q·k can be over the keys of a page, from its scales alone. Per-target header.
+#if defined(KVTAMP_ATTENTION_BOUNDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVTAMP_ATTENTION_BOUNDS_INL_H_
+#undef KVTAMP_ATTENTION_BOUNDS_INL_H_
+#else
+#define KVTAMP_ATTENTION_BOUNDS_INL_H_
+#endif
+
+#include <cmath>
+#include <limits>
+
+#include "attention/decode-inl.h"
+
+KVTAMP_BEFORE_VNNI();
+namespace kvtamp::attention {
+namespace HWY_NAMESPACE {
+
+// reach[dim]: from a channel's centre to its outermost code. False where a page has no scales.
+HWY_INLINE bool PageGrid(const Layer& layer, const Page& page, std::uint32_t head_kv,
+                         const DecodeScratchLayout& s, float* reach) {
+  const std::uint32_t dk = RoundUp(layer.dim_k, 16);
+  if (page.k == nullptr || page.k_layout == nullptr || HasRows(page.k_layout, head_kv))
+    return false;
+  const codec::SideLayout::Head& block = page.k_layout->heads[head_kv];
+  const std::uint8_t* k = page.k + block.offset;
+  if (block.coding != codec::Coding::kKPlanes) {
+    KGrid(block.coding, k, layer.dim_k, s.grid, s.grid + dk);
+    const float mid = MidCode(block.coding);
+    for (std::uint32_t c = 0; c < dk; ++c) reach[c] = s.grid[c] * mid;
+    return true;
+  }
+  KPlanesGrid(k, layer.dim_k, s.grid, s.grid + dk);
+  for (std::uint32_t c = 0; c < dk; ++c) {
+    const std::uint32_t two = c < layer.dim_k ? k[2 * layer.dim_k + c / 2] : 0;
+    const std::uint32_t width = std::min(8u, c % 2 == 0 ? two & 15u : two >> 4);
+    reach[c] = s.grid[c] * 0.5f * static_cast<float>((1u << width) - 1);
+  }
+  return true;
+}
+
+// bounds[r * stride + page] for the unit's rows and pages: +inf where nothing is known, -inf where
+// the row sees nothing of the page.
+void BoundUnit(const Unit& unit, std::uint8_t* scratch, float* bounds, std::size_t stride) {
+  const Layer& layer = *unit.layer;
+  const std::uint32_t dk = RoundUp(layer.dim_k, 16);
+  const float softcap = unit.params->softcap;
+  Arena arena(scratch);
+  const DecodeScratchLayout s(arena, layer, unit.rows);
+  float* reach = s.gathered;  // has room for three entries a channel
+  const float* turn = nullptr;
+  PrepareQueries(unit, turn, s);
+  const hn::ScalableTag<float> d;
+  Active active;
+  for (std::uint32_t i = unit.page0; i < unit.page1; ++i) {
+    const Page& page = unit.job->pages[i];
+    for (std::uint32_t r = 0; r < unit.rows; ++r) bounds[r * stride + i] = kNegInf;
+    const OpenRows open = OpenRowsOf(page, unit.job->n_kv);
+    if (open.count == 0) continue;
+    FindActive(unit, page, open, s, active);
+    if (active.n == 0) continue;
+    if (page.turn != turn) PrepareQueries(unit, turn = page.turn, s);
+    const bool known = PageGrid(layer, page, unit.head_kv, s, reach);
+    for (std::uint32_t a = 0; a < active.n; ++a) {
+      const std::uint32_t r = active.row[a];
+      float& bound = bounds[r * stride + i];
+      bound = std::numeric_limits<float>::infinity();
+      if (!known) continue;
+      const float* q = s.q + std::size_t{r} * dk;
+      auto sum = hn::Zero(d);
+      for (std::uint32_t c = 0; c < dk; c += static_cast<std::uint32_t>(hn::Lanes(d))) {
+        const auto x = hn::Load(d, q + c);
+        sum = hn::MulAdd(x, hn::Load(d, s.grid + dk + c), sum);
+        sum = hn::MulAdd(hn::Abs(x), hn::Load(d, reach + c), sum);
+      }
+      bound = hn::GetLane(hn::SumOfLanes(d, sum)) + s.q_mean[r];
+      if (softcap != 0) bound = softcap * std::tanh(bound);
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvtamp::attention
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target guard
