@@ -57,8 +57,7 @@ void CutRows(const Plan& plan, JobPlan& j, std::uint32_t prefill_lanes) {
   j.block_rows = j.decode ? kMaxDecodeRows : kMaxPrefillRows / prefill_lanes * prefill_lanes;
   j.n_blocks = (j.rows + j.block_rows - 1) / j.block_rows;
   const Params& p = *plan.params;
-  j.choose = j.decode && p.max_bias == 0 &&
-             ((p.top_pages != 0 && j.job->pages.size() > p.top_pages) || p.mass < 1);
+  j.choose = j.decode && p.max_bias == 0 && p.top_pages != 0 && j.job->pages.size() > p.top_pages;
 }
 
 // Smaller blocks, then runs of pages, until every thread has enough units.
@@ -76,8 +75,6 @@ void CutForThreads(const Plan& plan, JobPlan& j, std::uint32_t prefill_lanes,
   const auto by_threads =
       static_cast<std::uint32_t>((wanted + all_blocks - 1) / std::max<std::size_t>(1, all_blocks));
   j.n_runs = std::clamp((n_pages + min_pages - 1) / min_pages, 1u, std::max(1u, by_threads));
-  // What matters shows against all of the pages.
-  if (j.choose && plan.params->mass < 1) j.n_runs = 1;
   j.run_pages = (n_pages + j.n_runs - 1) / j.n_runs;
   j.n_runs = j.run_pages == 0 ? 1 : (n_pages + j.run_pages - 1) / j.run_pages;
 }
@@ -190,7 +187,6 @@ void Work(const Shared& s, int worker, F&& run) {
 // Lays out what choosing takes in `arena`; from a null base it only counts.
 PageChoice* LayOutChoices(Arena& arena, const Plan& plan, bool fill) {
   auto* choices = arena.Take<PageChoice>(plan.n_choices);
-  const bool order = plan.params->mass < 1;
   for (std::size_t i = 0; i < plan.n_jobs; ++i) {
     const JobPlan& j = plan.jobs[i];
     if (!j.choose) continue;
@@ -202,11 +198,6 @@ PageChoice* LayOutChoices(Arena& arena, const Plan& plan, bool fill) {
       const std::size_t n = std::size_t{c.rows} * c.n_pages;
       c.bounds = arena.Take<float>(n);
       c.read = arena.Take<std::uint64_t>((c.n_pages + 63) / 64);
-      if (order) {
-        c.order = arena.Take<std::uint32_t>(c.n_pages);
-        c.left = arena.Take<float>(n);
-        c.top = arena.Take<float>(c.rows);
-      }
       if (fill) choices[j.first_choice + block] = c;
     }
   }

@@ -90,21 +90,17 @@ struct Params {
   float max_bias = 0.0f;
   float softcap = 0.0f;
   const float* sinks = nullptr;  // [n_head] or null
-  // Which pages decoding reads (Quest, arXiv:2406.10774). A page's scales say how large q·k can be
-  // over its keys at most, without reading its codes.
-  //   top_pages  the so many coded pages of each KV head where that is largest; 0: all
-  //   mass       of those, from the largest on, as many as surely hold this share of the softmax
-  //              of what all of them hold; 1: all
+  // Decoding reads at most so many coded pages of each KV head, those over whose keys q·k can be
+  // largest (Quest, arXiv:2406.10774); 0: all. A page's scales say how large, without its codes.
   // Pages in f16 (sinks, the recent window, pages being filled) are always read and not counted.
-  // Not with ALiBi, nor in prefill, where all pages are read.
+  // Not with ALiBi, nor in prefill.
   std::uint32_t top_pages = 0;
-  float mass = 1.0f;
 };
 
 // What a call did, pages by KV head added up. Of prefill nothing is counted.
 struct PagesRead {
   std::uint64_t seen = 0;  // by some query of a KV head's
-  std::uint64_t read = 0;  // of these; with `mass` those that it may have read
+  std::uint64_t read = 0;  // of these
 };
 
 // Scratch kept between calls; grows, never shrinks. One per calling context.

@@ -1,7 +1,6 @@
 #include "attention/choose.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 namespace kvtamp::attention {
@@ -51,46 +50,12 @@ std::uint32_t ChoosePages(const PageChoice& choice, std::uint32_t top_pages,
     take(i);
     ++n;
   }
-  if (top_pages != 0 && coded.size() > top_pages) {
+  if (coded.size() > top_pages) {
     std::nth_element(coded.begin(), coded.begin() + top_pages, coded.end(), ByWorth{worth.data()});
     coded.resize(top_pages);
   }
   for (std::uint32_t i : coded) take(i);
   return n + static_cast<std::uint32_t>(coded.size());
-}
-
-std::uint32_t OrderPages(const PageChoice& choice, std::uint32_t page_size) {
-  std::vector<float> worth(choice.n_pages);
-  PageWorth(choice, worth.data());
-  std::uint32_t n = 0;
-  for (std::uint32_t i = 0; i < choice.n_pages; ++i)
-    if (choice.reads(i)) choice.order[n++] = i;
-  std::sort(choice.order, choice.order + n, ByWorth{worth.data()});
-  for (std::uint32_t r = 0; r < choice.rows; ++r) {
-    const float* bound = choice.bounds + std::size_t{r} * choice.n_pages;
-    float* left = choice.left + std::size_t{r} * choice.n_pages;
-    float& top = choice.top[r];
-    top = -kInf;
-    for (std::uint32_t at = 0; at < n; ++at)
-      if (bound[choice.order[at]] != kInf) top = std::max(top, bound[choice.order[at]]);
-    float sum = 0;
-    for (std::uint32_t at = n; at-- > 0;) {
-      const float b = bound[choice.order[at]];
-      if (b != kInf && b != -kInf) sum += static_cast<float>(page_size) * std::exp(b - top);
-      left[at] = worth[choice.order[at]] == kInf ? kInf : sum;
-    }
-  }
-  return n;
-}
-
-bool LittleLeft(const PageChoice& choice, std::uint32_t at, float share, const float* max,
-                const float* sum) {
-  for (std::uint32_t r = 0; r < choice.rows; ++r) {
-    const float left = choice.left[std::size_t{r} * choice.n_pages + at];
-    if (left == 0) continue;
-    if (!(left * std::exp(choice.top[r] - max[r]) <= share * sum[r])) return false;
-  }
-  return true;
 }
 
 }  // namespace kvtamp::attention

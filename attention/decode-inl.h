@@ -9,7 +9,6 @@
 #define KVTAMP_ATTENTION_DECODE_INL_H_
 #endif
 
-#include "attention/choose.h"
 #include "attention/dots-inl.h"
 #include "attention/f16-inl.h"
 #include "attention/grid-inl.h"
@@ -416,22 +415,6 @@ HWY_INLINE void PrepareQueries(const Unit& unit, const float* turn, const Decode
   }
 }
 
-// Pages in the order of their worth, until what is left cannot matter.
-template <class F>
-HWY_INLINE void AttendByWorth(const Unit& unit, const DecodeScratchLayout& s, F&& attend) {
-  const PageChoice& choice = *unit.choice;
-  const std::uint32_t n = OrderPages(choice, unit.layer->page_size);
-  float sum[kMaxDecodeRows];
-  for (std::uint32_t at = 0; at < n; ++at) {
-    for (std::uint32_t r = 0; r < unit.rows; ++r) {
-      sum[r] = 0;
-      for (std::uint32_t i = 0; i < 16; ++i) sum[r] += s.sum[std::size_t{r} * 16 + i];
-    }
-    if (LittleLeft(choice, at, 1.0f - unit.params->mass, s.max, sum)) return;
-    attend(choice.order[at], at + 1 < n ? choice.order[at + 1] : unit.page1);
-  }
-}
-
 void DecodeUnit(const Unit& unit, std::uint8_t* scratch, float* result) {
   const Layer& layer = *unit.layer;
   const Params& params = *unit.params;
@@ -466,7 +449,7 @@ void DecodeUnit(const Unit& unit, std::uint8_t* scratch, float* result) {
   };
   if (unit.choice == nullptr) {
     for (std::uint32_t i = unit.page0; i < unit.page1; ++i) attend(i, i + 1);
-  } else if (unit.choice->order == nullptr) {
+  } else {
     const auto from = [&](std::uint32_t i) {
       while (i < unit.page1 && !unit.choice->reads(i)) ++i;
       return i;
@@ -476,8 +459,6 @@ void DecodeUnit(const Unit& unit, std::uint8_t* scratch, float* result) {
       attend(i, next);
       i = next;
     }
-  } else {
-    AttendByWorth(unit, s, attend);
   }
 
   for (std::uint32_t r = 0; r < unit.rows; ++r) {

@@ -19,15 +19,11 @@ inline constexpr std::uint32_t RoundUp(std::uint32_t n, std::uint32_t to) {
   return (n + to - 1) / to * to;
 }
 
-// Of one block of query rows: which pages are read, and in what order.
+// Of one block of query rows: which pages are read.
 struct PageChoice {
   std::uint32_t n_pages = 0, rows = 0;
   float* bounds = nullptr;        // [rows][n_pages] (attention/choose.h)
   std::uint64_t* read = nullptr;  // bit per page
-  // For Params::mass, null without it: the pages that are read, highest worth first, ...
-  std::uint32_t* order = nullptr;  // [n_pages]
-  // ... and what at most is left in them from there on: [rows][n_pages] times exp(top[row])
-  float *left = nullptr, *top = nullptr;
   bool reads(std::uint32_t page) const { return (read[page / 64] >> (page % 64) & 1) != 0; }
 };
 

@@ -34,8 +34,6 @@ constexpr Option kOptions[] = {
     {"cache.page_size", "", "", Kind::kInteger, "N", "64", "tokens of one page: 16, 32, 64 or 128"},
     {"cache.top_pages", "", "", Kind::kInteger, "N", "0",
      "coded pages of each KV head that decoding reads, those that can matter most (0 = all)"},
-    {"cache.top_mass", "", "", Kind::kNumber, "SHARE", "1",
-     "decoding reads as few pages as surely hold this share of the attention, 0.5 to 1"},
     {"cache.profile", "", "", Kind::kString, "FILE", "",
      "share out the bits over KV heads by what they are worth: a file of `kvtamp sensitivity`"},
     {"cache.skip_layers", "", "", Kind::kIntegers, "LIST", "",
@@ -238,7 +236,6 @@ class Loader {
       if (!text) {
         const char* wanted = option->kind == Kind::kString    ? "a string in quotes"
                              : option->kind == Kind::kInteger ? "a whole number"
-                             : option->kind == Kind::kNumber  ? "a number"
                                                               : "a list of whole numbers";
         return Status::Invalid(where + ": " + path + " must be " + wanted);
       }
@@ -253,9 +250,6 @@ class Loader {
         return node.value_exact<std::string>();
       case Kind::kInteger:
         if (const auto n = node.value_exact<std::int64_t>()) return std::to_string(*n);
-        return std::nullopt;
-      case Kind::kNumber:
-        if (const auto x = node.value<double>()) return fmt::format("{}", *x);
         return std::nullopt;
       case Kind::kIntegers: {
         const toml::array* array = node.as_array();
@@ -316,14 +310,6 @@ class Loader {
       return Status::Ok();
     }
     if (path == "cache.top_pages") return TakeInteger(text, 0, 1u << 20, s.top_pages);
-    if (path == "cache.top_mass") {
-      double share = 0;
-      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), share);
-      if (error != std::errc() || end != text.data() + text.size() || !(share >= 0.5 && share <= 1))
-        return Status::Invalid("must be a number from 0.5 to 1");
-      s.top_mass = static_cast<float>(share);
-      return Status::Ok();
-    }
     if (path == "cache.profile") {
       if (text.empty()) return Status::Ok();
       const Result<Profile> profile = ReadProfile(std::string(text));

@@ -23,7 +23,7 @@ namespace kvtamp::control {
 enum class Source : std::uint8_t { kDefault, kFile, kEnv, kFlag };
 const char* SourceName(Source source);  // "default", "file", "env", "flag"
 
-enum class Kind : std::uint8_t { kString, kInteger, kNumber, kIntegers };
+enum class Kind : std::uint8_t { kString, kInteger, kIntegers };
 
 // One row of the table. Pointers are to static text and never null.
 struct Option {
@@ -62,7 +62,6 @@ struct Settings {
   bool int8_window = false;                // cache.residual_type: its full pages are int8, else f16
   std::uint32_t page_size = 0;             // 16, 32, 64, 128
   std::uint32_t top_pages = 0;             // coded pages that decoding reads; 0: all
-  float top_mass = 1;                      // 0.5 … 1, of the attention that those must hold
   std::vector<std::uint32_t> skip_layers;  // ascending, each once
   codec::Pair skip_type;                   // what those layers use instead of `type`
   LogLevel log_level = LogLevel::kInfo;

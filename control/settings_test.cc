@@ -64,15 +64,13 @@ const std::pair<const char*, const char*> kSamples[] = {
     {"cache.n_sink", "7"},           {"cache.page_size", "32"},   {"cache.residual_length", "96"},
     {"cache.residual_type", "int8"}, {"cache.profile", kProfile}, {"cache.skip_layers", "1,3"},
     {"cache.skip_type", "f16"},      {"log.level", "info"},       {"cpu", "scalar"},
-    {"stats", "/tmp/x.json"},        {"debug.accept_ops", "1"},   {"cache.top_pages", "8"},
-    {"cache.top_mass", "0.9"}};
+    {"stats", "/tmp/x.json"},        {"debug.accept_ops", "1"},   {"cache.top_pages", "8"}};
 
 std::string Toml(const Option& option, const std::string& text) {
   const std::string path = option.path;
-  const std::string value = option.kind == Kind::kString ? "\"" + text + "\""
-                            : option.kind == Kind::kInteger || option.kind == Kind::kNumber
-                                ? text
-                                : "[" + text + "]";
+  const std::string value = option.kind == Kind::kString    ? "\"" + text + "\""
+                            : option.kind == Kind::kInteger ? text
+                                                            : "[" + text + "]";
   return path + " = " + value + "\n";
 }
 

@@ -94,7 +94,7 @@ struct Snapshot {
   std::uint64_t rows_written_total =
       0;                        // token rows taken from the host: once per cell, not per layer
   std::uint64_t rows_dead = 0;  // of those, overwritten or cleared and still taking room
-  std::uint64_t pages_seen_total = 0;  // by decoding, KV heads added up; with cache.top_… only
+  std::uint64_t pages_seen_total = 0;  // by decoding, KV heads added up; with cache.top_pages only
   std::uint64_t pages_read_total = 0;  // of those
   std::uint64_t values_clamped_total = 0;  // elements f16 cannot hold: clamped, NaN made 0
 

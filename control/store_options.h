@@ -11,8 +11,7 @@ inline store::Options StoreOptions(const Settings& s) {
           .n_sink = s.n_sink,
           .residual_length = s.residual_length,
           .int8_window = s.int8_window,
-          .top_pages = s.top_pages,
-          .top_mass = s.top_mass};
+          .top_pages = s.top_pages};
 }
 
 }  // namespace kvtamp::control

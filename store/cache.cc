@@ -287,7 +287,6 @@ Status Cache::Attend(std::uint32_t layer, std::span<const StreamJob> jobs,
   }
   attention::Params p = params;
   p.top_pages = options_.top_pages;
-  p.mass = options_.top_mass;
   return attention::Attend(view, jobs_, p, workspace_, executor, &pages_read_);
 }
 

@@ -31,7 +31,6 @@ struct Options {
   std::uint32_t residual_length = 64;
   bool int8_window = false;     // full pages of the recent window are int8, else f16
   std::uint32_t top_pages = 0;  // attention::Params
-  float top_mass = 1;           // attention::Params::mass
 };
 
 // One layer's share of a snapshot.
@@ -52,7 +51,7 @@ struct CacheBytes {
   std::uint64_t rows_written = 0;    // once per cell, not per layer
   std::uint64_t values_clamped = 0;  // changed on the way in because f16 cannot hold them
   std::uint64_t cells_used = 0;      // live rows of the fullest layer
-  attention::PagesRead pages_read;   // all layers and calls; only with Options::top_…
+  attention::PagesRead pages_read;   // all layers and calls; only with Options::top_pages
 };
 
 class Cache {
