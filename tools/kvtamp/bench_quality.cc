@@ -33,22 +33,16 @@ struct Options {
   std::vector<double> depths{10, 50, 90};
   std::uint32_t n_long = 8192;
   int n_chunks = 4;
-  bool quiet = false, verbose = false;
+  Talk talk;
 };
 
 void AddOptions(CLI::App& app, Options& o) {
-  app.add_option("-m,--model", o.config.model, "GGUF file")->type_name("FILE")->required();
-  app.add_option("-f,--file", o.text_file, "text to score")->type_name("FILE")->required();
+  AddModel(app, o.config.model);
+  AddText(app, o.text_file, "text to score");
   AddCacheLists(app, o.caches, o.host_types);
-  app.add_option("-c,--ctx-size", o.config.n_ctx, "tokens of a chunk")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(CLI::Range(64u, 1u << 20));
+  AddNumber(app, "-c,--ctx-size", o.config.n_ctx, "tokens of a chunk", 64, 1 << 20);
   o.config.n_ubatch = 64;
-  app.add_option("--ubatch-size", o.config.n_ubatch, "-ub: micro-batch")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(CLI::Range(1u, 65536u));
+  AddMicroBatch(app, o.config.n_ubatch);
   app.add_option("--chunks", o.n_chunks, "chunks to run, -1 for all")
       ->type_name("N")
       ->capture_default_str();
@@ -62,21 +56,11 @@ void AddOptions(CLI::App& app, Options& o) {
       ->type_name("N")
       ->check(CLI::Range(-1.0, 100.0))
       ->capture_default_str();
-  app.add_option("--size-at", o.n_long, "tokens at which sizes are stated")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(CLI::Range(64u, 1u << 20));
-  o.config.n_threads = DefaultThreads();
-  app.add_option("-t,--threads", o.config.n_threads, "threads")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1024));
-  app.add_option("-o,--output", o.output, "md, csv or json")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"md", "csv", "json"}));
+  AddNumber(app, "--size-at", o.n_long, "tokens at which sizes are stated", 64, 1 << 20);
+  AddThreads(app, o.config.n_threads);
+  AddOutput(app, o.output, {"md", "csv", "json"})->capture_default_str();
   app.add_option("--svg", o.svg, "write a plot of quality over size")->type_name("FILE");
-  app.add_flag("-q,--quiet", o.quiet, "no progress");
-  app.add_flag("-v,--verbose", o.verbose, "let the host's log through");
+  o.talk.AddTo(app);
 }
 
 Result<std::vector<CacheEntry>> Entries(const Options& o) {
@@ -162,7 +146,7 @@ int BenchQualityMain(const Args& args) {
       std::min(o.config.n_ubatch, o.config.n_ctx);
   const auto entries = Entries(o);
   if (!entries.ok()) return Fail("bench quality", entries.status().message(), kBadUsage);
-  SilenceHost(o.verbose);
+  SilenceHost(o.talk.verbose);
   const auto layout = ReadLayout(o.config.model);
   if (!layout.ok()) return Fail("bench quality", layout.status().message(), kFailed);
   if (layout.value().layers.empty())
@@ -184,7 +168,7 @@ int BenchQualityMain(const Args& args) {
   NoteInterrupts();
   std::vector<TestedCache> tested;
   for (const CacheEntry& e : entries.value()) tested.push_back(e.cache);
-  Progress progress("bench quality", o.quiet);
+  Progress progress("bench quality", o.talk.quiet);
   const EvalHooks hooks{[&](double done, const std::string& what) { return progress(done, what); },
                         &log};
   const auto result = Evaluate(o.config, tested, layout.value(), hooks);

@@ -28,18 +28,15 @@ struct SpeedOptions {
   SpeedConfig config;
   std::vector<std::string> caches{"k4v4"}, host_types{"f16"};
   std::string output = "md";
-  bool quiet = false, verbose = false;
+  Talk talk;
 };
 
 void AddSpeedOptions(CLI::App& app, SpeedOptions& o) {
   SpeedConfig& c = o.config;
   const auto number = [&](const char* name, auto& to, const char* help, std::uint32_t least) {
-    app.add_option(name, to, help)
-        ->type_name("N")
-        ->capture_default_str()
-        ->check(CLI::Range(least, 1u << 20));
+    AddNumber(app, name, to, help, least, 1 << 20);
   };
-  app.add_option("-m,--model", c.model, "GGUF file")->type_name("FILE")->required();
+  AddModel(app, c.model);
   AddCacheLists(app, o.caches, o.host_types);
   number("-p,--n-prompt", c.n_prompt, "tokens of the prefill test, 0: none", 0);
   number("-n,--n-gen", c.n_gen, "tokens of the decode test, 0: none", 0);
@@ -51,16 +48,9 @@ void AddSpeedOptions(CLI::App& app, SpeedOptions& o) {
   number("-r,--repetitions", c.repetitions, "how often each test runs", 1);
   number("-b,--batch-size", c.n_batch, "tokens of one call", 1);
   number("--ubatch-size", c.n_ubatch, "-ub: micro-batch", 1);
-  c.n_threads = DefaultThreads();
-  app.add_option("-t,--threads", c.n_threads, "threads")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1024));
-  app.add_option("-o,--output", o.output, "md, csv, json or jsonl")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"md", "csv", "json", "jsonl"}));
-  app.add_flag("-q,--quiet", o.quiet, "no progress");
-  app.add_flag("-v,--verbose", o.verbose, "let the host's log through");
+  AddThreads(app, c.n_threads);
+  AddOutput(app, o.output, {"md", "csv", "json", "jsonl"})->capture_default_str();
+  o.talk.AddTo(app);
 }
 
 // The host's first: ratios are to the first of them.
@@ -94,7 +84,7 @@ int BenchSpeedMain(const Args& args) {
   };
   if (o.config.n_prompt + o.config.n_gen == 0)
     return fail("-p 0 and -n 0: nothing is left to measure", kBadUsage);
-  SilenceHost(o.verbose);
+  SilenceHost(o.talk.verbose);
   const auto layout = ReadLayout(o.config.model);
   if (!layout.ok()) return fail(layout.status().message(), kFailed);
   if (layout.value().layers.empty()) return fail(o.config.model + " has no K/V cache", kFailed);
@@ -111,7 +101,7 @@ int BenchSpeedMain(const Args& args) {
   NoteInterrupts();
   std::vector<TestedCache> caches;
   for (const CacheEntry& e : entries.value()) caches.push_back(e.cache);
-  Progress progress("bench speed", o.quiet);
+  Progress progress("bench speed", o.talk.quiet);
   bool stopped = false;
   const auto result = MeasureSpeed(o.config, caches, [&](double done, const std::string& what) {
     stopped = !progress(done, what);

@@ -1,6 +1,7 @@
 #include "tools/kvtamp/cli.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sched.h>
 #include <stdlib.h>
 
@@ -71,6 +72,34 @@ std::optional<int> Parse(CLI::App& app, const Args& args) {
     return Fail(command.c_str(), OneLine(error.what()), kBadUsage);
   }
   return std::nullopt;
+}
+
+void AddModel(CLI::App& app, std::string& file) {
+  app.add_option("-m,--model", file, "GGUF file")->type_name("FILE")->required();
+}
+
+void AddText(CLI::App& app, std::string& file, const char* help) {
+  app.add_option("-f,--file", file, help)->type_name("FILE")->required();
+}
+
+void AddMicroBatch(CLI::App& app, std::uint32_t& n) {
+  AddNumber(app, "--ubatch-size", n, "-ub: micro-batch", 1, 65536);
+}
+
+void AddThreads(CLI::App& app, int& n) {
+  n = DefaultThreads();
+  AddNumber(app, "-t,--threads", n, "threads", 1, 1024);
+}
+
+CLI::Option* AddOutput(CLI::App& app, std::string& form, const std::vector<std::string>& forms) {
+  const std::string most = fmt::format("{}", fmt::join(forms.begin(), forms.end() - 1, ", "));
+  return app.add_option("-o,--output", form, most + " or " + forms.back())
+      ->check(CLI::IsMember(forms));
+}
+
+void Talk::AddTo(CLI::App& app) {
+  app.add_flag("-q,--quiet", quiet, "no progress");
+  app.add_flag("-v,--verbose", verbose, "let the host's log through");
 }
 
 void SettingFlags::AddTo(CLI::App& app, std::string_view prefix) {

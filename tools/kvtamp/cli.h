@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 
 #include "control/settings.h"
 #include "tools/kvtamp/command.h"
@@ -18,6 +19,27 @@ Args LongFlags(const Args& args);
 // Adds `-h`/`--help` and parses. Returns an exit code when the command is to end here (help was
 // printed, or one line of error), nothing when it may go on.
 std::optional<int> Parse(CLI::App& app, const Args& args);
+
+// Flags that several commands have. A number: N, with its default in the help.
+template <class T>
+CLI::Option* AddNumber(CLI::App& app, const char* name, T& to, const char* help,
+                       std::type_identity_t<T> least, std::type_identity_t<T> most) {
+  return app.add_option(name, to, help)
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::Range(least, most));
+}
+void AddModel(CLI::App& app, std::string& file);
+void AddText(CLI::App& app, std::string& file, const char* help);
+void AddMicroBatch(CLI::App& app, std::uint32_t& n);
+void AddThreads(CLI::App& app, int& n);  // DefaultThreads() if not given
+// `forms`: all there are, "md" and so on.
+CLI::Option* AddOutput(CLI::App& app, std::string& form, const std::vector<std::string>& forms);
+// How much is said on stderr.
+struct Talk {
+  bool quiet = false, verbose = false;
+  void AddTo(CLI::App& app);
+};
 
 // One flag for each setting (all, or those whose path starts with `prefix`), and --config-file.
 class SettingFlags {

@@ -376,7 +376,7 @@ Exit code: 0 all well, 1 warnings, 2 something failed.)");
   bool show_config = false;
   app.add_option("-m,--model", model, "GGUF file: what will become of its cache")
       ->type_name("FILE");
-  app.add_option("-o,--output", output, "text or json")->check(CLI::IsMember({"text", "json"}));
+  AddOutput(app, output, {"text", "json"});
   SettingFlags flags;
   flags.AddTo(app);
   app.add_flag("--config", show_config, "print every setting in force and where it came from");

@@ -57,31 +57,18 @@ Examples:
   kvtamp errors -m model.gguf -f text.txt --cache k2v2 --cache-profile model.toml -o json)");
   ErrorsConfig config;
   std::string text_file, output = "md";
-  bool quiet = false, verbose = false;
+  Talk talk;
   config.n_scored = 0;
-  config.n_threads = DefaultThreads();
-  app.add_option("-m,--model", config.model, "GGUF file")->required()->type_name("FILE");
-  app.add_option("-f,--file", text_file, "text to run")->required()->type_name("FILE");
-  app.add_option("-c,--ctx-size", config.n_ctx, "tokens")
-      ->check(CLI::Range(64u, 1u << 20))
-      ->capture_default_str()
-      ->type_name("N");
-  app.add_option("--ubatch-size", config.n_ubatch, "-ub: micro-batch")
-      ->check(CLI::Range(1u, 65536u))
-      ->capture_default_str()
-      ->type_name("N");
+  AddModel(app, config.model);
+  AddText(app, text_file, "text to run");
+  AddNumber(app, "-c,--ctx-size", config.n_ctx, "tokens", 64, 1 << 20);
+  AddMicroBatch(app, config.n_ubatch);
   app.add_option("--scored", config.n_scored, "compare the last N positions [the second half]")
       ->check(CLI::Range(1u, 1u << 20))
       ->type_name("N");
-  app.add_option("-t,--threads", config.n_threads, "threads")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str()
-      ->type_name("N");
-  app.add_option("-o,--output", output, "md or json")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"md", "json"}));
-  app.add_flag("-q,--quiet", quiet, "no progress");
-  app.add_flag("-v,--verbose", verbose, "let the host's log through");
+  AddThreads(app, config.n_threads);
+  AddOutput(app, output, {"md", "json"})->capture_default_str();
+  talk.AddTo(app);
   SettingFlags flags;
   flags.AddTo(app);
   if (const auto code = Parse(app, args)) return *code;
@@ -89,7 +76,7 @@ Examples:
   config.n_ubatch = std::min(config.n_ubatch, config.n_ctx);
   const auto settings = flags.Load();
   if (!settings.ok()) return Fail("errors", settings.status().message(), kBadUsage);
-  SilenceHost(verbose);
+  SilenceHost(talk.verbose);
   const auto layout = ReadLayout(config.model);
   if (!layout.ok()) return Fail("errors", layout.status().message(), kFailed);
   if (layout.value().layers.empty())
@@ -105,7 +92,7 @@ Examples:
 
   NoteInterrupts();
   const auto measured = [&] {
-    Progress progress("errors", quiet);
+    Progress progress("errors", talk.quiet);
     return MeasureErrors(config, layout.value(), settings.value(),
                          [&](double done) { return progress(done, "tokens"); });
   }();

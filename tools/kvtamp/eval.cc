@@ -53,7 +53,7 @@ std::optional<int> Prepare(Session& session) {
   const auto fail = [](const Status& status, int code) {
     return Fail("eval", status.message(), code);
   };
-  SilenceHost(options.verbose);
+  SilenceHost(options.talk.verbose);
   Result<ModelLayout> layout = ReadLayout(options.config.model);
   if (!layout.ok()) return fail(layout.status(), kFailed);
   session.layout = std::move(layout.value());
@@ -111,7 +111,7 @@ int RunChunks(Session& session) {
   std::vector<TestedCache> caches = {session.options.tested};
   if (session.options.noise_floor && !session.options.host()) caches.push_back(FloorCache());
   const Result<EvalResult> evaluated = [&] {
-    Progress progress("eval", session.options.quiet);
+    Progress progress("eval", session.options.talk.quiet);
     return Evaluate(
         config, caches, session.layout,
         {[&](double done, const std::string& what) { return progress(done, what); }, &session.log});
@@ -161,7 +161,7 @@ class Asking {
   Status AskBoth();
   Status AskFloor();
   Result<std::vector<std::vector<Answer>>> Ask(std::span<Answerer* const> caches) {
-    Progress progress("eval", session_.options.quiet);
+    Progress progress("eval", session_.options.talk.quiet);
     return AnswerAll(caches, run_.prompts, session_.log,
                      [&](double done, const std::string& what) { return progress(done, what); });
   }

@@ -53,28 +53,22 @@ Status UnknownName(const std::string& flag, const std::string& text, const std::
 }  // namespace
 
 void EvalOptions::AddTo(CLI::App& app) {
-  app.add_option("-m,--model", config.model, "GGUF file")->type_name("FILE")->required();
-  app.add_option("-f,--file", text_file,
-                 "text to score, to cut prompts from, or to hide needles in")
-      ->type_name("FILE")
-      ->required();
+  AddModel(app, config.model);
+  AddText(app, text_file, "text to score, to cut prompts from, or to hide needles in");
   app.add_option("--task", task_, "kl, ppl, needle, ruler or generate")->capture_default_str();
   app.add_option("--device", device, "kvtamp, or host: the host's own cache types")
       ->capture_default_str()
       ->check(CLI::IsMember({"kvtamp", "host"}));
   app.add_flag("--noise-floor", noise_floor,
                "measure f16 through kvtamp too: what a change of rounding alone makes");
-  app.add_option("-o,--output", output, "md, json, jsonl or csv")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"md", "json", "jsonl", "csv"}));
+  AddOutput(app, output, {"md", "json", "jsonl", "csv"})->capture_default_str();
   app.add_option("--fail-if", limit_texts_,
                  "exit with 3 when a field passes a limit, e.g. 'kld_mean>0.01'")
       ->type_name("LIMIT");
   app.add_option("--resume", resume,
                  "keep what is finished in this file, and go on from what it has")
       ->type_name("FILE");
-  app.add_flag("-q,--quiet", quiet, "no progress");
-  app.add_flag("-v,--verbose", verbose, "let the host's log through");
+  talk.AddTo(app);
   AddRun(app);
   AddTasks(app);
   flags_.AddTo(app);
@@ -82,18 +76,12 @@ void EvalOptions::AddTo(CLI::App& app) {
 
 void EvalOptions::AddRun(CLI::App& app) {
   const CLI::Range batches(1u, 65536u);
-  app.add_option("-c,--ctx-size", config.n_ctx,
-                 "tokens of a chunk; the longest prompt there may be")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(CLI::Range(32u, 1u << 20));
+  AddNumber(app, "-c,--ctx-size", config.n_ctx,
+            "tokens of a chunk; the longest prompt there may be", 32, 1 << 20);
   app.add_option("-b,--batch-size", n_batch_, "tokens of one call [the micro-batch]")
       ->type_name("N")
       ->check(batches);
-  app.add_option("--ubatch-size", config.n_ubatch, "-ub: micro-batch")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(batches);
+  AddMicroBatch(app, config.n_ubatch);
   app.add_option("--base-ub", n_ubatch_base_, "micro-batch of the base [as -ub]")
       ->type_name("N")
       ->check(batches);
@@ -106,11 +94,7 @@ void EvalOptions::AddRun(CLI::App& app) {
       ->check(CLI::Range(2u, 1u << 20));
   app.add_flag("--decode-only", config.decode_only,
                "token by token, as an answer is written: slow, and where coding costs most");
-  config.n_threads = DefaultThreads();
-  app.add_option("-t,--threads", config.n_threads, "threads")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1024));
+  AddThreads(app, config.n_threads);
 }
 
 void EvalOptions::AddTasks(CLI::App& app) {

@@ -23,7 +23,8 @@ class EvalOptions {
 
   // As given.
   std::string text_file, device = "kvtamp", output = "md", resume;
-  bool quiet = false, verbose = false, noise_floor = false;
+  Talk talk;
+  bool noise_floor = false;
   EvalConfig config;  // all but the text and the plug-in
   TestedCache tested{.name = "tested"};
 

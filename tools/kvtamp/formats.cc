@@ -29,7 +29,7 @@ Examples:
   kvtamp formats --cache-page-size 128
   kvtamp formats -o json)");
   std::string output = "md";
-  app.add_option("-o,--output", output, "md or json")->check(CLI::IsMember({"md", "json"}));
+  AddOutput(app, output, {"md", "json"});
   SettingFlags flags;
   flags.AddTo(app, "cache.page_size");
   if (const auto code = Parse(app, args)) return *code;
