@@ -1,13 +1,9 @@
 // kvtamp bench speed: prefill and decode of several caches, beside the host's own in the same run.
 #include <fmt/format.h>
-#include <llama.h>
-
-#include <csignal>
 
 #include "tools/kvtamp/cache_list.h"
 #include "tools/kvtamp/cli.h"
 #include "tools/kvtamp/layout.h"
-#include "tools/kvtamp/plugin.h"
 #include "tools/kvtamp/progress.h"
 #include "tools/kvtamp/speed.h"
 #include "tools/kvtamp/speed_table.h"
@@ -15,6 +11,7 @@
 namespace kvtamp::tool {
 namespace {
 
+constexpr const char* kSpeed = "bench speed";
 constexpr const char* kSpeedFooter = R"(
 All caches are measured in turns, so a busy machine slows all of them; t/s is the median of the
 repetitions, the ratio that of the same turns. What it needs is memory for all caches at once.
@@ -74,44 +71,34 @@ void PrintRows(const std::string& output, const nlohmann::ordered_json& rows) {
 
 int BenchSpeedMain(const Args& args) {
   CLI::App app("Prefill and decode of several caches, beside the host's own in the same run",
-               "kvtamp bench speed");
+               std::string("kvtamp ") + kSpeed);
   app.footer(std::string(kCacheListHelp) + kSpeedFooter);
   SpeedOptions o;
   AddSpeedOptions(app, o);
   if (const auto code = Parse(app, args)) return *code;
-  const auto fail = [](const std::string& what, int code) {
-    return Fail("bench speed", what, code);
-  };
   if (o.config.n_prompt + o.config.n_gen == 0)
-    return fail("-p 0 and -n 0: nothing is left to measure", kBadUsage);
+    return Fail(kSpeed, "-p 0 and -n 0: nothing is left to measure", kBadUsage);
   SilenceHost(o.talk.verbose);
-  const auto layout = ReadLayout(o.config.model);
-  if (!layout.ok()) return fail(layout.status().message(), kFailed);
-  if (layout.value().layers.empty()) return fail(o.config.model + " has no K/V cache", kFailed);
+  const auto layout = ReadCacheLayout(o.config.model);
+  if (!layout.ok()) return Fail(kSpeed, layout.status());
   const auto entries = EntriesOf(o, layout.value());
-  if (!entries.ok()) return fail(entries.status().message(), kBadUsage);
-  const auto path = FindPlugin();
-  if (!path.ok()) return fail(path.status().message(), kFailed);
-  ::setenv("KVTAMP_LOG", "error", 0);
-  const auto plugin = LoadPlugin(path.value());
-  if (!plugin.ok()) return fail(plugin.status().message(), kFailed);
-  o.config.plugin = &plugin.value();
-  llama_backend_init();
-
+  if (!entries.ok()) return Fail(kSpeed, entries.status(), kBadUsage);
   NoteInterrupts();
-  std::vector<TestedCache> caches;
-  for (const CacheEntry& e : entries.value()) caches.push_back(e.cache);
-  Progress progress("bench speed", o.talk.quiet);
+  const auto models = LoadModels(o.config.model, entries.value());
+  if (!models.ok()) return Fail(kSpeed, models.status());
+  const std::vector<TestedCache> caches = TestedCaches(entries.value());
+  Progress progress(kSpeed, o.talk.quiet);
   bool stopped = false;
-  const auto result = MeasureSpeed(o.config, caches, [&](double done, const std::string& what) {
-    stopped = !progress(done, what);
-    return !stopped;
-  });
-  if (!result.ok()) return fail(result.status().message(), kFailed);
+  const auto result =
+      MeasureSpeed(models.value(), o.config, caches, [&](double done, const std::string& what) {
+        stopped = !progress(done, what);
+        return !stopped;
+      });
+  if (!result.ok()) return Fail(kSpeed, result.status());
   const auto rows = SpeedRows(o.config, entries.value(), result.value());
-  if (rows.empty()) return fail("interrupted before the first test was done", 128 + SIGINT);
+  if (rows.empty()) return Fail(kSpeed, "interrupted before the first test was done", kInterrupted);
   PrintRows(o.output, rows);
-  return stopped ? 128 + SIGINT : kDone;
+  return stopped ? kInterrupted : kDone;
 }
 
 }  // namespace kvtamp::tool

@@ -1,6 +1,9 @@
 #include "tools/kvtamp/cache_list.h"
 
 #include <fmt/format.h>
+#include <stdlib.h>
+
+#include <algorithm>
 
 #include "tools/kvtamp/host_types.h"
 
@@ -71,6 +74,18 @@ Status AddCaches(const std::vector<std::string>& texts, bool host, std::vector<C
     to.push_back(std::move(entry.value()));
   }
   return Status::Ok();
+}
+
+std::vector<TestedCache> TestedCaches(const std::vector<CacheEntry>& caches) {
+  std::vector<TestedCache> tested;
+  for (const CacheEntry& e : caches) tested.push_back(e.cache);
+  return tested;
+}
+
+Result<ModelPair> LoadModels(const std::string& model, const std::vector<CacheEntry>& caches) {
+  ::setenv("KVTAMP_LOG", "error", 0);
+  return LoadPair(model,
+                  std::ranges::any_of(caches, [](const CacheEntry& e) { return !e.cache.host; }));
 }
 
 Status CheckCaches(const ModelLayout& model, const std::vector<CacheEntry>& caches) {

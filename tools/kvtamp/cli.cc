@@ -205,9 +205,21 @@ Result<std::string> ReadFile(const std::string& path) {
   return text.str();
 }
 
+Result<std::string> ReadText(const std::string& path, std::uint32_t n_tokens) {
+  Result<std::string> text = ReadFile(path);
+  // Tokens have about four letters: no need to cut a book into them.
+  if (text.ok() && text.value().size() / 32 > n_tokens)
+    text.value().resize(std::size_t{n_tokens} * 32);
+  return text;
+}
+
 int Fail(const char* command, const std::string& message, int code) {
   fmt::print(stderr, "kvtamp {}: {}\n", command, message);
   return code;
+}
+
+int Fail(const char* command, const Status& status, int code) {
+  return Fail(command, status.message(), code);
 }
 
 }  // namespace kvtamp::tool

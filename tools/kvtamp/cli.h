@@ -71,10 +71,12 @@ int DefaultThreads();
 // The processor by its name, "" where it cannot be told.
 std::string CpuInfo();
 
-// A file whole.
+// A file whole; of a text, what n tokens need.
 Result<std::string> ReadFile(const std::string& path);
+Result<std::string> ReadText(const std::string& path, std::uint32_t n_tokens);
 
 // Prints "kvtamp COMMAND: message" to stderr and returns `code`.
 int Fail(const char* command, const std::string& message, int code);
+int Fail(const char* command, const Status& status, int code = kFailed);
 
 }  // namespace kvtamp::tool

@@ -1,14 +1,13 @@
 // kvtamp errors: relative error of attention output by layer and head, by K and by V.
 #include <fmt/format.h>
-#include <llama.h>
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "tools/kvtamp/cli.h"
 #include "tools/kvtamp/errors.h"
-#include "tools/kvtamp/plugin.h"
 #include "tools/kvtamp/progress.h"
 
 namespace kvtamp::tool {
@@ -75,28 +74,24 @@ Examples:
   if (config.n_scored == 0) config.n_scored = config.n_ctx / 2;
   config.n_ubatch = std::min(config.n_ubatch, config.n_ctx);
   const auto settings = flags.Load();
-  if (!settings.ok()) return Fail("errors", settings.status().message(), kBadUsage);
+  if (!settings.ok()) return Fail("errors", settings.status(), kBadUsage);
   SilenceHost(talk.verbose);
-  const auto layout = ReadLayout(config.model);
-  if (!layout.ok()) return Fail("errors", layout.status().message(), kFailed);
-  if (layout.value().layers.empty())
-    return Fail("errors", config.model + " has no K/V cache", kFailed);
+  const auto layout = ReadCacheLayout(config.model);
+  if (!layout.ok()) return Fail("errors", layout.status());
   if (const Status fits = CheckFormats(layout.value(), settings.value()); !fits.ok())
-    return Fail("errors", fits.message(), kBadUsage);
-  auto text = ReadFile(text_file);
-  if (!text.ok()) return Fail("errors", text.status().message(), kFailed);
-  // Tokens have about four letters: no need to cut a book into them.
-  config.text = text.value().substr(0, std::size_t{config.n_ctx} * 32);
-  ggml_backend_load_all();
-  llama_backend_init();
-
+    return Fail("errors", fits, kBadUsage);
+  auto text = ReadText(text_file, config.n_ctx);
+  if (!text.ok()) return Fail("errors", text.status());
+  config.text = std::move(text.value());
   NoteInterrupts();
+  const auto models = LoadPair(config.model, false);
+  if (!models.ok()) return Fail("errors", models.status());
   const auto measured = [&] {
     Progress progress("errors", talk.quiet);
-    return MeasureErrors(config, layout.value(), settings.value(),
-                         [&](double done) { return progress(done, "tokens"); });
+    return MeasureErrors(models.value().base.get(), config, layout.value(), settings.value(),
+                         std::ref(progress));
   }();
-  if (!measured.ok()) return Fail("errors", measured.status().message(), kFailed);
+  if (!measured.ok()) return Fail("errors", measured.status());
   const ErrorsResult& result = measured.value();
   for (const std::string& s : result.skipped)
     fmt::print(stderr, "kvtamp errors: not measured: {}\n", s);

@@ -255,7 +255,7 @@ Status EvalOptions::CheckCache() {
   return Status::Ok();
 }
 
-Json EvalOptions::Identity(const std::string& text, std::uint64_t model_size) const {
+Json EvalOptions::Identity(std::uint64_t model_size) const {
   Json j;
   // What kl and ppl print comes of the same run.
   j["task"] = TaskName(task.task == Task::kPpl ? Task::kKl : task.task);
@@ -263,7 +263,7 @@ Json EvalOptions::Identity(const std::string& text, std::uint64_t model_size) co
   j["llama_version"] = llama_version();
   j["model"] = std::filesystem::path(config.model).filename().string();
   j["model_bytes"] = model_size;
-  j["text"] = Fingerprint(text);
+  j["text"] = Fingerprint(config.text);
   j["device"] = device;
   j["format_k"] = format_k;
   j["format_v"] = format_v;

@@ -207,10 +207,7 @@ Json MakeReport(const EvalOptions& options, const EvalResult& result) {
   j["pp_ts"] = Speed(tested.chunks, config.n_ctx, false);
   j["pp_ts_base"] = Speed(tested.chunks, config.n_ctx, true);
   AddChunks(j, task, tested.chunks);
-  if (!floor && !result.stats_json.empty()) {  // with the floor it adds up two caches
-    Json stats = Json::parse(result.stats_json, nullptr, false);
-    if (stats.is_object()) j["stats"] = std::move(stats);
-  }
+  if (!floor && result.stats.is_object()) j["stats"] = result.stats;  // else of two caches
   return j;
 }
 

@@ -34,13 +34,13 @@ Examples:
   flags.AddTo(app, "cache.page_size");
   if (const auto code = Parse(app, args)) return *code;
   const Result<control::Settings> settings = flags.Load();
-  if (!settings.ok()) return Fail("formats", settings.status().message(), kBadUsage);
+  if (!settings.ok()) return Fail("formats", settings.status(), kBadUsage);
   const std::uint32_t page_size = settings.value().page_size;
 
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const codec::ShortName& name : codec::ShortNames()) {
     const auto pair = codec::ParsePair(name.name);
-    if (!pair.ok()) return Fail("formats", pair.status().message(), kFailed);
+    if (!pair.ok()) return Fail("formats", pair.status(), kFailed);
     nlohmann::ordered_json row = {{"name", name.name},
                                   {"format_k", codec::FormatName(pair.value().k)},
                                   {"format_v", codec::FormatName(pair.value().v)},
@@ -49,7 +49,7 @@ Examples:
       const auto k = Bits(pair.value().k, codec::Side::kK, dim, page_size);
       const auto v = Bits(pair.value().v, codec::Side::kV, dim, page_size);
       if (!k.ok() || !v.ok()) {
-        return Fail("formats", (k.ok() ? v.status() : k.status()).message(), kFailed);
+        return Fail("formats", k.ok() ? v.status() : k.status());
       }
       row["bits"][std::to_string(dim)] = {
           {"k", k.value()}, {"v", v.value()}, {"kv", (k.value() + v.value()) / 2}};

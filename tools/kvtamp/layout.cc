@@ -228,6 +228,13 @@ Result<ModelLayout> ReadLayout(const std::string& gguf) {
   return model;
 }
 
+Result<ModelLayout> ReadCacheLayout(const std::string& gguf) {
+  Result<ModelLayout> layout = ReadLayout(gguf);
+  if (layout.ok() && layout.value().layers.empty())
+    return Status::Invalid(gguf + " has no K/V cache");
+  return layout;
+}
+
 Status CheckFormats(const ModelLayout& model, const control::Settings& settings) {
   for (const LayerLayout& layer : model.layers) {
     const codec::Pair& type = settings.TypeOfLayer(layer.layer);

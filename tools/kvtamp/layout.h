@@ -43,6 +43,8 @@ struct ModelLayout {
 };
 
 Result<ModelLayout> ReadLayout(const std::string& gguf);
+// An error, too, for a model without a K/V cache.
+Result<ModelLayout> ReadCacheLayout(const std::string& gguf);
 
 // Whether the formats asked for fit the model's heads: an error when a group of elements that the
 // user chose does not divide one. (Heads of a size that no format takes are not the user's mistake:

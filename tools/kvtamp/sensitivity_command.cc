@@ -1,8 +1,8 @@
 // kvtamp sensitivity: writes the profile by which bits are shared out over KV heads.
 #include <fmt/format.h>
-#include <llama.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "tools/kvtamp/cli.h"
 #include "tools/kvtamp/progress.h"
@@ -34,33 +34,23 @@ Examples:
     return Fail("sensitivity", "--scored must leave 128 tokens of --ctx-size to be coded",
                 kBadUsage);
   SilenceHost(talk.verbose);
-  const Result<ModelLayout> layout = ReadLayout(config.model);
-  if (!layout.ok()) return Fail("sensitivity", layout.status().message(), kFailed);
-  if (layout.value().layers.empty())
-    return Fail("sensitivity", config.model + " has no K/V cache", kFailed);
-  Result<std::string> text = ReadFile(text_file);
-  if (!text.ok()) return Fail("sensitivity", text.status().message(), kFailed);
-  // Tokens have about four letters: no need to cut a book into them.
-  config.text = text.value().substr(0, std::size_t{config.n_tokens} * 32);
-  const Result<std::string> path = FindPlugin();
-  if (!path.ok()) return Fail("sensitivity", path.status().message(), kFailed);
-  const Result<Plugin> plugin = LoadPlugin(path.value());
-  if (!plugin.ok()) return Fail("sensitivity", plugin.status().message(), kFailed);
-  config.plugin = &plugin.value();
-  llama_backend_init();
-
+  const Result<ModelLayout> layout = ReadCacheLayout(config.model);
+  if (!layout.ok()) return Fail("sensitivity", layout.status());
+  Result<std::string> text = ReadText(text_file, config.n_tokens);
+  if (!text.ok()) return Fail("sensitivity", text.status());
+  config.text = std::move(text.value());
   NoteInterrupts();
+  Result<ModelPair> models = LoadPair(config.model, true);
+  if (!models.ok()) return Fail("sensitivity", models.status());
   const auto measured = [&] {
     Progress progress("sensitivity", talk.quiet);
-    return MeasureSensitivity(config, layout.value(),
-                              [&](double done, std::uint32_t runs, const std::string& what) {
-                                return progress(done, fmt::format("{} runs, {}", runs, what));
-                              });
+    return MeasureSensitivity(std::move(models.value()), config, layout.value(),
+                              std::ref(progress));
   }();
-  if (!measured.ok()) return Fail("sensitivity", measured.status().message(), kFailed);
+  if (!measured.ok()) return Fail("sensitivity", measured.status());
   const SensitivityResult& result = measured.value();
   if (const Status s = control::WriteProfile(output, result.profile); !s.ok())
-    return Fail("sensitivity", s.message(), kFailed);
+    return Fail("sensitivity", s);
 
   // The heads worth most, so that one sees whether sharing out pays.
   struct Head {

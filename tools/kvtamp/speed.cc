@@ -62,9 +62,9 @@ class Subject {
 
 class SpeedRun {
  public:
-  SpeedRun(const SpeedConfig& config, std::span<const TestedCache> caches,
-           const SpeedProgress& progress)
-      : config_(config), caches_(caches), progress_(progress) {
+  SpeedRun(const ModelPair& models, const SpeedConfig& config, std::span<const TestedCache> caches,
+           const ProgressCall& progress)
+      : models_(models), config_(config), caches_(caches), progress_(progress) {
     for (const std::uint32_t depth : config.depths)
       total_ += static_cast<double>(caches.size()) *
                 (depth + Longest() +
@@ -72,10 +72,6 @@ class SpeedRun {
   }
 
   Result<SpeedResult> All() {
-    const bool own = std::any_of(caches_.begin(), caches_.end(), [](auto& c) { return !c.host; });
-    auto loaded = LoadPair(config_.model, own ? config_.plugin : nullptr);
-    if (!loaded.ok()) return loaded.status();
-    models_ = std::move(loaded.value());
     result_.model = FactsOf(models_.tested());
     for (const std::uint32_t depth : config_.depths) {
       if (Status s = AtDepth(depth); !s.ok()) return s;
@@ -154,10 +150,10 @@ class SpeedRun {
     return Status::Ok();
   }
 
+  const ModelPair& models_;
   const SpeedConfig& config_;
   const std::span<const TestedCache> caches_;
-  const SpeedProgress& progress_;
-  ModelPair models_;
+  const ProgressCall& progress_;
   SpeedResult result_;
   double done_ = 0, total_ = 0;
   bool go_on_ = true;
@@ -165,9 +161,10 @@ class SpeedRun {
 
 }  // namespace
 
-Result<SpeedResult> MeasureSpeed(const SpeedConfig& config, std::span<const TestedCache> caches,
-                                 const SpeedProgress& progress) {
-  return SpeedRun(config, caches, progress).All();
+Result<SpeedResult> MeasureSpeed(const ModelPair& models, const SpeedConfig& config,
+                                 std::span<const TestedCache> caches,
+                                 const ProgressCall& progress) {
+  return SpeedRun(models, config, caches, progress).All();
 }
 
 }  // namespace kvtamp::tool

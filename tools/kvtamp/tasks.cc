@@ -153,9 +153,9 @@ std::uint32_t ContextOf(std::span<const Prompt> prompts) {
   return static_cast<std::uint32_t>(most);
 }
 
-Result<std::vector<std::vector<Answer>>> AnswerAll(
-    std::span<Answerer* const> caches, std::span<const Prompt> prompts, RunLog& log,
-    const std::function<bool(double, const std::string&)>& progress) {
+Result<std::vector<std::vector<Answer>>> AnswerAll(std::span<Answerer* const> caches,
+                                                   std::span<const Prompt> prompts, RunLog& log,
+                                                   const ProgressCall& progress) {
   std::vector<std::vector<Answer>> answers(caches.size());
   double all = 0, done = 0;
   for (const Prompt& prompt : prompts) all += Work(prompt) * static_cast<double>(caches.size());
