@@ -20,6 +20,7 @@ void AddCacheLists(CLI::App& app, std::vector<std::string>& caches,
 
 Result<CacheEntry> OwnCache(const std::string& text) {
   CacheEntry e;
+  e.cache.name = text;
   e.name = text.substr(0, text.find('@'));
   control::Overrides overrides{{"cache.type", e.name, "--caches " + e.name}};
   for (std::size_t at = text.find('@'); at != std::string::npos;) {
@@ -59,6 +60,7 @@ Result<CacheEntry> OwnCache(const std::string& text) {
 Result<CacheEntry> HostCache(const std::string& text) {
   CacheEntry e;
   e.name = text;
+  e.cache.name = "host " + text;
   e.cache.host = true;
   const auto type = HostType(text, "--host-types");
   if (!type.ok()) return type.status();

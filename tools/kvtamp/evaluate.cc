@@ -145,7 +145,7 @@ Status Evaluation::MakeContexts() {
     contexts_.push_back(MakeContext(t.host ? models_.base.get() : models_.own.get(),
                                     {config_.n_ctx, config_.n_batch, config_.n_ubatch,
                                      config_.n_threads, t.flash_attention, t.type_k, t.type_v}));
-    if (!contexts_.back()) return HostError("cannot make the context that is to be tested");
+    if (!contexts_.back()) return HostError("cannot make the " + t.name + " context");
   }
   return Status::Ok();
 }
@@ -239,7 +239,7 @@ Status Evaluation::RunChunk(std::uint32_t c, std::vector<Taken>& taken) {
     for (std::size_t i = 0; i < contexts_.size(); ++i) {
       Taken& to = taken[i];
       to.chunk.seconds_base += seconds_base;
-      if (Status s = Decode(contexts_[i].get(), batch_, "tested", to.chunk.seconds); !s.ok())
+      if (Status s = Decode(contexts_[i].get(), batch_, tested_[i].name, to.chunk.seconds); !s.ok())
         return s;
       if (truth.empty()) continue;
       const std::size_t at = to.scores.size();

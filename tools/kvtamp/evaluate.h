@@ -27,7 +27,7 @@ namespace kvtamp::tool {
 
 // A cache that is tested: on kvtamp's device, or the host's own with these types.
 struct TestedCache {
-  std::string name = {};  // by which its chunks are known in a RunLog: "tested", "floor", …
+  std::string name;  // in messages and in a RunLog: "tested", "k4v4@n_sink=0", "host q8_0"
   bool host = false;
   ggml_type type_k = GGML_TYPE_F16, type_v = GGML_TYPE_F16;
   bool flash_attention = true;

@@ -104,7 +104,8 @@ void Batch::Add(llama_token token, std::uint32_t pos, bool wants_logits) {
   batch_.logits[i] = wants_logits ? 1 : 0;
 }
 
-Status Decode(llama_context* context, const Batch& batch, const char* which, double& seconds) {
+Status Decode(llama_context* context, const Batch& batch, const std::string& which,
+              double& seconds) {
   const auto start = std::chrono::steady_clock::now();
   const int code = llama_decode(context, batch.get());
   llama_synchronize(context);

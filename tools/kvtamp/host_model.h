@@ -67,7 +67,8 @@ class Batch {
 };
 
 // `seconds` grows by the time it took; `which` names the context in the error.
-Status Decode(llama_context* context, const Batch& batch, const char* which, double& seconds);
+Status Decode(llama_context* context, const Batch& batch, const std::string& which,
+              double& seconds);
 
 // `what`, with what the host said before.
 Status HostError(const std::string& what);

@@ -13,8 +13,9 @@ namespace {
 // What a cache holds at a depth, and going back to that.
 class Subject {
  public:
-  Subject(Context context, const SpeedConfig& config, std::uint32_t depth)
-      : context_(std::move(context)),
+  Subject(std::string name, Context context, const SpeedConfig& config, std::uint32_t depth)
+      : name_(std::move(name)),
+        context_(std::move(context)),
         config_(config),
         depth_(depth),
         batch_(config.n_batch),
@@ -29,7 +30,7 @@ class Subject {
       for (std::uint32_t i = 0; i < now; ++i)
         batch_.Add(static_cast<llama_token>(rng_() % static_cast<std::uint32_t>(n_vocab_)), pos_++,
                    i + 1 == now);
-      if (Status s = Decode(context_.get(), batch_, "measured", seconds); !s.ok()) return s;
+      if (Status s = Decode(context_.get(), batch_, name_, seconds); !s.ok()) return s;
     }
     return Status::Ok();
   }
@@ -51,6 +52,7 @@ class Subject {
   }
 
  private:
+  const std::string name_;
   Context context_;
   const SpeedConfig& config_;
   const std::uint32_t depth_;
@@ -93,8 +95,11 @@ class SpeedRun {
     shape.type_k = cache.type_k;
     shape.type_v = cache.type_v;
     Context context = MakeContext(cache.host ? models_.base.get() : models_.own.get(), shape);
-    if (!context) return HostError(fmt::format("cannot make a context of {} tokens", shape.n_ctx));
-    return std::make_unique<Subject>(std::move(context), config_, depth);
+    if (!context) {
+      return HostError(
+          fmt::format("cannot make the {} context of {} tokens", cache.name, shape.n_ctx));
+    }
+    return std::make_unique<Subject>(cache.name, std::move(context), config_, depth);
   }
 
   // False in go_on_ when the user wants an end.
