@@ -12,6 +12,7 @@
 
 #include "base/version.h"
 #include "control/stats.h"
+#include "control/store_options.h"
 #include "cpu/cpu.h"
 #include "store/cache.h"
 #include "tools/kvtamp/amx.h"
@@ -188,8 +189,7 @@ Result<double> CodedBytes(const LayerLayout& layer, const codec::Pair& type,
 // Why the store cannot hold a layer, in the words of the load; empty if it can.
 std::string WhyNotStored(const LayerLayout& layer, const codec::Pair& type,
                          const control::Settings& settings) {
-  const store::Options options{settings.page_size, settings.n_sink, settings.residual_length};
-  store::Cache cache(options, 1, settings.page_size);
+  store::Cache cache(control::StoreOptions(settings), 1, settings.page_size);
   Status s = cache.AddLayer(layer.layer, static_cast<std::uint32_t>(layer.elements_k()),
                             static_cast<std::uint32_t>(layer.elements_v()), type);
   if (s.ok()) s = cache.SetHeads(layer.layer, layer.n_head_kv);
