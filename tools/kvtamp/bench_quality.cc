@@ -168,7 +168,7 @@ Result<QualityTable> TableOf(const Options& o, const ModelLayout& layout,
 int WriteTable(const Options& o, const QualityTable& table) {
   if (o.output == "md") fmt::print("{}", QualityMarkdown(table));
   if (o.output == "csv") fmt::print("{}", QualityCsv(table));
-  if (o.output == "json") fmt::print("{}\n", QualityJson(table).dump(2));
+  if (o.output == "json") fmt::print("{}\n", Dump(QualityJson(table), 2));
   if (o.svg.empty()) return kDone;
   std::ofstream out(o.svg);
   out << QualitySvg(table);

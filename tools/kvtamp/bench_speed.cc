@@ -59,12 +59,12 @@ Result<std::vector<CacheEntry>> EntriesOf(const SpeedOptions& o, const ModelLayo
   return entries;
 }
 
-void PrintRows(const std::string& output, const nlohmann::ordered_json& rows) {
+void PrintRows(const std::string& output, const Json& rows) {
   if (output == "md") fmt::print("{}", SpeedMarkdown(rows));
   if (output == "csv") fmt::print("{}", SpeedCsv(rows));
-  if (output == "json") fmt::print("{}\n", rows.dump(2));
+  if (output == "json") fmt::print("{}\n", Dump(rows, 2));
   if (output == "jsonl")
-    for (const auto& row : rows) fmt::print("{}\n", row.dump());
+    for (const Json& row : rows) fmt::print("{}\n", Dump(row));
 }
 
 }  // namespace

@@ -4,13 +4,12 @@
 #include <ggml.h>
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "tools/kvtamp/json.h"
 #include "tools/kvtamp/layout.h"
 #include "tools/kvtamp/plugin.h"
-#include "tools/kvtamp/run_log.h"
 
 namespace kvtamp::tool {
 

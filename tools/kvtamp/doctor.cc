@@ -8,8 +8,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <nlohmann/json.hpp>
-
 #include "base/version.h"
 #include "control/stats.h"
 #include "control/store_options.h"
@@ -17,14 +15,13 @@
 #include "store/cache.h"
 #include "tools/kvtamp/amx.h"
 #include "tools/kvtamp/cli.h"
+#include "tools/kvtamp/json.h"
 #include "tools/kvtamp/layout.h"
 #include "tools/kvtamp/plugin.h"
 #include "tools/kvtamp/run_plan.h"
 
 namespace kvtamp::tool {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 enum class Verdict { kOk, kWarn, kFail };
 
@@ -419,7 +416,7 @@ Exit code: 0 all well, 1 warnings, 2 something failed.)");
     }
   }
   if (!model_json.is_null()) j["model"] = std::move(model_json);
-  fmt::print("{}\n", j.dump(2));
+  fmt::print("{}\n", Dump(j, 2));
   return report.exit_code();
 }
 

@@ -4,16 +4,14 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <nlohmann/json.hpp>
 
 #include "tools/kvtamp/cli.h"
 #include "tools/kvtamp/errors.h"
+#include "tools/kvtamp/json.h"
 #include "tools/kvtamp/progress.h"
 
 namespace kvtamp::tool {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 double RootMeanSquare(const std::vector<HeadErrors>& heads, double HeadErrors::*side) {
   double sum = 0;
@@ -120,7 +118,7 @@ Examples:
                   {"error", RootMeanSquare(result.heads, &HeadErrors::both)},
                   {"not_measured", result.skipped},
                   {"heads", std::move(heads)}};
-  fmt::print("{}\n", j.dump(2));
+  fmt::print("{}\n", Dump(j, 2));
   return kDone;
 }
 

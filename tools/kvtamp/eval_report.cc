@@ -212,11 +212,8 @@ Json MakeReport(const EvalOptions& options, const EvalResult& result) {
 }
 
 void PrintReport(const EvalOptions& options, const Json& report) {
-  const auto dump = [&](int indent) {
-    return report.dump(indent, ' ', false, Json::error_handler_t::replace);
-  };
-  if (options.output == "json") fmt::print("{}\n", dump(2));
-  if (options.output == "jsonl") fmt::print("{}\n", dump(-1));
+  if (options.output == "json") fmt::print("{}\n", Dump(report, 2));
+  if (options.output == "jsonl") fmt::print("{}\n", Dump(report));
   if (options.output == "csv") PrintCsv(report);
   if (options.output == "md") options.asks() ? PrintTaskMarkdown(report) : PrintMarkdown(report);
   std::fflush(stdout);

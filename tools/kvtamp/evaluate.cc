@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
 

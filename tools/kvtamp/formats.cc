@@ -1,10 +1,9 @@
 // kvtamp formats: the short names, what they stand for, and their true size.
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
 #include "codec/format.h"
 #include "tools/kvtamp/cli.h"
+#include "tools/kvtamp/json.h"
 
 namespace kvtamp::tool {
 namespace {
@@ -37,14 +36,14 @@ Examples:
   if (!settings.ok()) return Fail("formats", settings.status(), kBadUsage);
   const std::uint32_t page_size = settings.value().page_size;
 
-  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  Json rows = Json::array();
   for (const codec::ShortName& name : codec::ShortNames()) {
     const auto pair = codec::ParsePair(name.name);
     if (!pair.ok()) return Fail("formats", pair.status(), kFailed);
-    nlohmann::ordered_json row = {{"name", name.name},
-                                  {"format_k", codec::FormatName(pair.value().k)},
-                                  {"format_v", codec::FormatName(pair.value().v)},
-                                  {"page_size", page_size}};
+    Json row = {{"name", name.name},
+                {"format_k", codec::FormatName(pair.value().k)},
+                {"format_v", codec::FormatName(pair.value().v)},
+                {"page_size", page_size}};
     for (const std::uint32_t dim : kDims) {
       const auto k = Bits(pair.value().k, codec::Side::kK, dim, page_size);
       const auto v = Bits(pair.value().v, codec::Side::kV, dim, page_size);
@@ -58,7 +57,7 @@ Examples:
     rows.push_back(std::move(row));
   }
   if (output == "json") {
-    fmt::print("{}\n", rows.dump(2));
+    fmt::print("{}\n", Dump(rows, 2));
     return kDone;
   }
   fmt::print(
