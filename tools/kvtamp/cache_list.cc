@@ -4,8 +4,10 @@
 #include <stdlib.h>
 
 #include <algorithm>
+#include <span>
 
 #include "tools/kvtamp/host_types.h"
+#include "tools/kvtamp/words.h"
 
 namespace kvtamp::tool {
 
@@ -21,18 +23,16 @@ void AddCacheLists(CLI::App& app, std::vector<std::string>& caches,
 Result<CacheEntry> OwnCache(const std::string& text) {
   CacheEntry e;
   e.cache.name = text;
-  e.name = text.substr(0, text.find('@'));
+  const std::vector<std::string> parts = Split(text, "@");
+  e.name = parts.front();
   control::Overrides overrides{{"cache.type", e.name, "--caches " + e.name}};
-  for (std::size_t at = text.find('@'); at != std::string::npos;) {
-    const std::size_t next = text.find('@', at + 1);
-    const std::string part = text.substr(at + 1, next == std::string::npos ? next : next - at - 1);
+  for (const std::string& part : std::span(parts).subspan(1)) {
     const std::size_t eq = part.find('=');
     if (eq == std::string::npos)
       return Status::Invalid(
           fmt::format("--caches {}: {} is not of the form SETTING=VALUE", text, part));
     overrides.push_back({"cache." + part.substr(0, eq), part.substr(eq + 1), "--caches @" + part});
     e.settings_text += (e.settings_text.empty() ? "" : " ") + part;
-    at = next;
   }
   for (const control::Override& o : overrides) {
     if (control::FindOption(o.path) != nullptr) continue;

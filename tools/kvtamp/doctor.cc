@@ -15,6 +15,7 @@
 #include "store/cache.h"
 #include "tools/kvtamp/amx.h"
 #include "tools/kvtamp/cli.h"
+#include "tools/kvtamp/environment.h"
 #include "tools/kvtamp/json.h"
 #include "tools/kvtamp/layout.h"
 #include "tools/kvtamp/plugin.h"
@@ -50,11 +51,6 @@ class Report {
  private:
   std::vector<Check> checks_;
 };
-
-std::optional<std::string> GetVariable(const std::string& name) {
-  const char* value = std::getenv(name.c_str());
-  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-}
 
 Result<control::Settings> CheckSettings(const SettingFlags& flags, Report& report) {
   Result<control::Settings> settings = flags.Load();

@@ -10,25 +10,15 @@
 #include "base/version.h"
 #include "tools/kvtamp/eval_report.h"
 #include "tools/kvtamp/host_types.h"
+#include "tools/kvtamp/words.h"
 
 namespace kvtamp::tool {
 namespace {
 
-std::vector<std::string> Split(const std::string& text) {
-  std::vector<std::string> parts(1);
-  for (const char c : text) {
-    if (c == ',')
-      parts.emplace_back();
-    else
-      parts.back() += c;
-  }
-  return parts;
-}
-
 template <class T>
 Result<std::vector<T>> Numbers(const std::string& flag, const std::string& text, T least, T most) {
   std::vector<T> numbers;
-  for (const std::string& part : Split(text)) {
+  for (const std::string& part : Split(text, ",")) {
     T value = 0;
     const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
     // A NaN is in no range.
@@ -181,7 +171,7 @@ Status EvalOptions::CheckLists() {
           fmt::format("--lengths {}: more than --ctx-size {}", length, config.n_ctx));
     }
   }
-  if (!ruler_tasks_.empty()) task.ruler_tasks = Split(ruler_tasks_);
+  if (!ruler_tasks_.empty()) task.ruler_tasks = Split(ruler_tasks_, ",");
   const std::vector<std::string> names = RulerTasks();
   for (const std::string& name : task.ruler_tasks) {
     if (std::ranges::find(names, name) == names.end())

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "tools/kvtamp/cli.h"
+#include "tools/kvtamp/environment.h"
 #include "tools/kvtamp/layout.h"
 #include "tools/kvtamp/plugin.h"
 #include "tools/kvtamp/run_plan.h"
@@ -93,11 +94,7 @@ int RunMain(const Args& args) {
   if (!settings.ok()) return Fail("run", settings.status(), kBadUsage);
   const Result<std::string> plugin = FindPlugin();
   if (!plugin.ok()) return Fail("run", plugin.status(), kOwnFailure);
-  const Result<RunPlan> planned =
-      PlanRun(plugin.value(), program, [](const std::string& name) -> std::optional<std::string> {
-        const char* value = std::getenv(name.c_str());
-        return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-      });
+  const Result<RunPlan> planned = PlanRun(plugin.value(), program, GetVariable);
   if (!planned.ok()) return Fail("run", planned.status(), kOwnFailure);
   const RunPlan& plan = planned.value();
   std::vector<std::string> warnings = plan.warnings;
