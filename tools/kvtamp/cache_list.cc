@@ -10,6 +10,22 @@
 #include "tools/kvtamp/words.h"
 
 namespace kvtamp::tool {
+namespace {
+
+// An entry of --host-types.
+Result<CacheEntry> HostCache(const std::string& text) {
+  CacheEntry e;
+  e.name = text;
+  e.cache.name = "host " + text;
+  e.cache.host = true;
+  const auto type = HostType(text, "--host-types");
+  if (!type.ok()) return type.status();
+  e.cache.type_k = e.cache.type_v = type.value();
+  e.format_k = e.format_v = e.name;
+  return e;
+}
+
+}  // namespace
 
 void AddCacheLists(CLI::App& app, std::vector<std::string>& caches,
                    std::vector<std::string>& host_types) {
@@ -54,18 +70,6 @@ Result<CacheEntry> OwnCache(const std::string& text) {
                          {"KVTAMP_CACHE_TYPE_V", codec::FormatName(e.settings.type.v)}};
   for (std::size_t i = 1; i < overrides.size(); ++i)
     e.cache.environment.emplace_back(control::EnvName(overrides[i].path), overrides[i].text);
-  return e;
-}
-
-Result<CacheEntry> HostCache(const std::string& text) {
-  CacheEntry e;
-  e.name = text;
-  e.cache.name = "host " + text;
-  e.cache.host = true;
-  const auto type = HostType(text, "--host-types");
-  if (!type.ok()) return type.status();
-  e.cache.type_k = e.cache.type_v = type.value();
-  e.format_k = e.format_v = e.name;
   return e;
 }
 

@@ -22,8 +22,6 @@ void AddCacheLists(CLI::App& app, std::vector<std::string>& caches,
 
 // An entry of --caches: TYPE, or TYPE@SETTING=VALUE@….
 Result<CacheEntry> OwnCache(const std::string& text);
-// An entry of --host-types.
-Result<CacheEntry> HostCache(const std::string& text);
 // All of a list, behind what `to` holds.
 Status AddCaches(const std::vector<std::string>& texts, bool host, std::vector<CacheEntry>& to);
 

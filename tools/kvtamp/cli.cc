@@ -21,6 +21,19 @@ constexpr std::pair<const char*, const char*> kShort[] = {
     {"-ctk", "--cache-type-k"},  {"--ctk", "--cache-type-k"}, {"-ctv", "--cache-type-v"},
     {"--ctv", "--cache-type-v"}, {"-ub", "--ubatch-size"},    {"-fa", "--flash-attn"}};
 
+// "-ctk X" -> "--cache-type-k X" and so on.
+Args LongFlags(const Args& args) {
+  Args out;
+  for (const std::string& arg : args) {
+    std::string name = arg;
+    for (const auto& [from, to] : kShort) {
+      if (arg == from) name = to;
+    }
+    out.push_back(std::move(name));
+  }
+  return out;
+}
+
 std::vector<std::string> FlagNames(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options()) {
@@ -37,19 +50,25 @@ std::string OneLine(std::string text) {
   return text;
 }
 
-}  // namespace
-
-Args LongFlags(const Args& args) {
-  Args out;
-  for (const std::string& arg : args) {
-    std::string name = arg;
-    for (const auto& [from, to] : kShort) {
-      if (arg == from) name = to;
-    }
-    out.push_back(std::move(name));
+int DefaultThreads() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 1;
+  std::set<std::string> cores;
+  int n = 0;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &allowed)) continue;
+    ++n;
+    std::ifstream in(
+        fmt::format("/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list", cpu));
+    std::string siblings = fmt::format("cpu{}", cpu);
+    std::getline(in, siblings);
+    cores.insert(siblings);
   }
-  return out;
+  return std::max(1, std::min(n, static_cast<int>(cores.size())));
 }
+
+}  // namespace
 
 std::optional<int> Parse(CLI::App& app, const Args& args) {
   const std::string command = app.get_name().substr(std::string_view("kvtamp ").size());
@@ -138,8 +157,6 @@ control::Overrides SettingFlags::overrides() const {
   return overrides;
 }
 
-bool SettingFlags::any() const { return !overrides().empty() || !config_.empty(); }
-
 Result<control::Settings> SettingFlags::Load() const {
   return control::LoadSettings(overrides(), control::ProcessEnvironment(), config_);
 }
@@ -176,24 +193,6 @@ std::string CpuInfo() {
     if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
   }
   return "";
-}
-
-int DefaultThreads() {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 1;
-  std::set<std::string> cores;
-  int n = 0;
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (!CPU_ISSET(cpu, &allowed)) continue;
-    ++n;
-    std::ifstream in(
-        fmt::format("/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list", cpu));
-    std::string siblings = fmt::format("cpu{}", cpu);
-    std::getline(in, siblings);
-    cores.insert(siblings);
-  }
-  return std::max(1, std::min(n, static_cast<int>(cores.size())));
 }
 
 Result<std::string> ReadFile(const std::string& path) {

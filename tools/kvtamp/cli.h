@@ -13,9 +13,6 @@
 
 namespace kvtamp::tool {
 
-// "-ctk X" -> "--cache-type-k X" and so on, so that CLI11 can read llama.cpp's short flags.
-Args LongFlags(const Args& args);
-
 // Adds `-h`/`--help` and parses. Returns an exit code when the command is to end here (help was
 // printed, or one line of error), nothing when it may go on.
 std::optional<int> Parse(CLI::App& app, const Args& args);
@@ -32,7 +29,9 @@ CLI::Option* AddNumber(CLI::App& app, const char* name, T& to, const char* help,
 void AddModel(CLI::App& app, std::string& file);
 void AddText(CLI::App& app, std::string& file, const char* help);
 void AddMicroBatch(CLI::App& app, std::uint32_t& n);
-void AddThreads(CLI::App& app, int& n);  // DefaultThreads() if not given
+// As many as there are cores this process may run on, if not given; of two hardware threads of one
+// core, one counts.
+void AddThreads(CLI::App& app, int& n);
 // `forms`: all there are, "md" and so on.
 CLI::Option* AddOutput(CLI::App& app, std::string& form, const std::vector<std::string>& forms);
 // How much is said on stderr.
@@ -47,8 +46,6 @@ class SettingFlags {
   // --cache-type can also be called --cache.
   void AddTo(CLI::App& app, std::string_view prefix = "");
   control::Overrides overrides() const;
-  const std::string& config() const { return config_; }
-  bool any() const;  // was one of them given?
 
   // Merges flags, environment and file.
   Result<control::Settings> Load() const;
@@ -66,8 +63,6 @@ class SettingFlags {
   std::string config_;
 };
 
-// Cores this process may run on; of two hardware threads of one core, one counts.
-int DefaultThreads();
 // The processor by its name, "" where it cannot be told.
 std::string CpuInfo();
 
