@@ -1,17 +1,15 @@
 // kvtamp bench quality: a table of caches by size and loss.
 #include <fmt/format.h>
-#include <llama.h>
 
 #include <algorithm>
-#include <csignal>
 #include <fstream>
+#include <functional>
 
 #include "tools/kvtamp/cache_list.h"
 #include "tools/kvtamp/cli.h"
 #include "tools/kvtamp/evaluate.h"
 #include "tools/kvtamp/layout.h"
 #include "tools/kvtamp/needles.h"
-#include "tools/kvtamp/plugin.h"
 #include "tools/kvtamp/progress.h"
 #include "tools/kvtamp/quality_table.h"
 #include "tools/kvtamp/stored_size.h"
@@ -19,6 +17,7 @@
 namespace kvtamp::tool {
 namespace {
 
+constexpr const char* kQuality = "bench quality";
 constexpr const char* kQualityFooter = R"(
 Examples:
   kvtamp bench quality -m model.gguf -f wiki.test.raw
@@ -33,22 +32,16 @@ struct Options {
   std::vector<double> depths{10, 50, 90};
   std::uint32_t n_long = 8192;
   int n_chunks = 4;
-  bool quiet = false, verbose = false;
+  Talk talk;
 };
 
 void AddOptions(CLI::App& app, Options& o) {
-  app.add_option("-m,--model", o.config.model, "GGUF file")->type_name("FILE")->required();
-  app.add_option("-f,--file", o.text_file, "text to score")->type_name("FILE")->required();
+  AddModel(app, o.config.model);
+  AddText(app, o.text_file, "text to score");
   AddCacheLists(app, o.caches, o.host_types);
-  app.add_option("-c,--ctx-size", o.config.n_ctx, "tokens of a chunk")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(CLI::Range(64u, 1u << 20));
+  AddNumber(app, "-c,--ctx-size", o.config.n_ctx, "tokens of a chunk", 64, 1 << 20);
   o.config.n_ubatch = 64;
-  app.add_option("--ubatch-size", o.config.n_ubatch, "-ub: micro-batch")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(CLI::Range(1u, 65536u));
+  AddMicroBatch(app, o.config.n_ubatch);
   app.add_option("--chunks", o.n_chunks, "chunks to run, -1 for all")
       ->type_name("N")
       ->capture_default_str();
@@ -62,21 +55,24 @@ void AddOptions(CLI::App& app, Options& o) {
       ->type_name("N")
       ->check(CLI::Range(-1.0, 100.0))
       ->capture_default_str();
-  app.add_option("--size-at", o.n_long, "tokens at which sizes are stated")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(CLI::Range(64u, 1u << 20));
-  o.config.n_threads = DefaultThreads();
-  app.add_option("-t,--threads", o.config.n_threads, "threads")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1024));
-  app.add_option("-o,--output", o.output, "md, csv or json")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"md", "csv", "json"}));
+  AddNumber(app, "--size-at", o.n_long, "tokens at which sizes are stated", 64, 1 << 20);
+  AddThreads(app, o.config.n_threads);
+  AddOutput(app, o.output, {"md", "csv", "json"})->capture_default_str();
   app.add_option("--svg", o.svg, "write a plot of quality over size")->type_name("FILE");
-  app.add_flag("-q,--quiet", o.quiet, "no progress");
-  app.add_flag("-v,--verbose", o.verbose, "let the host's log through");
+  o.talk.AddTo(app);
+}
+
+Status CheckOptions(Options& o) {
+  if (o.n_chunks == 0 || o.n_chunks < -1)
+    return Status::Invalid("--chunks must be positive, or -1 for all");
+  if (std::count(o.depths.begin(), o.depths.end(), -1) != 0 && o.depths.size() != 1)
+    return Status::Invalid("--needle-depths: -1 stands alone");
+  if (o.config.n_scored >= o.config.n_ctx)
+    return Status::Invalid("--scored must be less than --ctx-size");
+  o.config.max_chunks = o.n_chunks < 0 ? 0 : static_cast<std::uint32_t>(o.n_chunks);
+  o.config.n_ubatch = o.config.n_ubatch_base = o.config.n_batch =
+      std::min(o.config.n_ubatch, o.config.n_ctx);
+  return Status::Ok();
 }
 
 Result<std::vector<CacheEntry>> Entries(const Options& o) {
@@ -93,9 +89,36 @@ Result<std::vector<CacheEntry>> Entries(const Options& o) {
   return entries;
 }
 
+struct Measured {
+  EvalResult quality;
+  NeedlesFound needles;
+};
+
+Result<Measured> Measure(const Options& o, const ModelLayout& layout,
+                         const std::vector<CacheEntry>& entries) {
+  const auto models = LoadModels(o.config.model, entries);
+  if (!models.ok()) return models.status();
+  const std::vector<TestedCache> tested = TestedCaches(entries);
+  RunLog log;
+  Progress progress(kQuality, o.talk.quiet);
+  const EvalHooks hooks{std::ref(progress), &log};
+  Measured measured;
+  auto quality = Evaluate(models.value(), o.config, tested, layout, hooks);
+  if (!quality.ok()) return quality.status();
+  measured.quality = std::move(quality.value());
+  for (const std::string& warning : measured.quality.warnings)
+    fmt::print(stderr, "kvtamp {}: warning: {}\n", kQuality, warning);
+  if (measured.quality.tested.front().chunks.empty() || o.depths == std::vector<double>{-1})
+    return measured;
+  auto needles = FindNeedles(models.value(), o.config, tested, o.depths, hooks);
+  if (!needles.ok()) return needles.status();
+  measured.needles = std::move(needles.value());
+  return measured;
+}
+
 Result<QualityTable> TableOf(const Options& o, const ModelLayout& layout,
-                             const std::vector<CacheEntry>& entries, const EvalResult& result,
-                             const NeedlesFound& needles) {
+                             const std::vector<CacheEntry>& entries, const Measured& measured) {
+  const auto& [result, needles] = measured;
   QualityTable t;
   t.n_needles = needles.asked;
   t.needles_base = needles.base;
@@ -142,74 +165,44 @@ Result<QualityTable> TableOf(const Options& o, const ModelLayout& layout,
   return t;
 }
 
+int WriteTable(const Options& o, const QualityTable& table) {
+  if (o.output == "md") fmt::print("{}", QualityMarkdown(table));
+  if (o.output == "csv") fmt::print("{}", QualityCsv(table));
+  if (o.output == "json") fmt::print("{}\n", Dump(QualityJson(table), 2));
+  if (o.svg.empty()) return kDone;
+  std::ofstream out(o.svg);
+  out << QualitySvg(table);
+  return out.flush() ? kDone : Fail(kQuality, "cannot write " + o.svg, kFailed);
+}
+
 }  // namespace
 
 int BenchQualityMain(const Args& args) {
   CLI::App app("Caches by size and by what they cost in quality, the host's own beside ours",
-               "kvtamp bench quality");
+               std::string("kvtamp ") + kQuality);
   app.footer(std::string(kCacheListHelp) + kQualityFooter);
   Options o;
   AddOptions(app, o);
   if (const auto code = Parse(app, args)) return *code;
-  if (o.n_chunks == 0 || o.n_chunks < -1)
-    return Fail("bench quality", "--chunks must be positive, or -1 for all", kBadUsage);
-  if (std::count(o.depths.begin(), o.depths.end(), -1) != 0 && o.depths.size() != 1)
-    return Fail("bench quality", "--needle-depths: -1 stands alone", kBadUsage);
-  if (o.config.n_scored >= o.config.n_ctx)
-    return Fail("bench quality", "--scored must be less than --ctx-size", kBadUsage);
-  o.config.max_chunks = o.n_chunks < 0 ? 0 : static_cast<std::uint32_t>(o.n_chunks);
-  o.config.n_ubatch = o.config.n_ubatch_base = o.config.n_batch =
-      std::min(o.config.n_ubatch, o.config.n_ctx);
+  if (const Status s = CheckOptions(o); !s.ok()) return Fail(kQuality, s, kBadUsage);
   const auto entries = Entries(o);
-  if (!entries.ok()) return Fail("bench quality", entries.status().message(), kBadUsage);
-  SilenceHost(o.verbose);
-  const auto layout = ReadLayout(o.config.model);
-  if (!layout.ok()) return Fail("bench quality", layout.status().message(), kFailed);
-  if (layout.value().layers.empty())
-    return Fail("bench quality", o.config.model + " has no K/V cache", kFailed);
+  if (!entries.ok()) return Fail(kQuality, entries.status(), kBadUsage);
+  SilenceHost(o.talk.verbose);
+  const auto layout = ReadCacheLayout(o.config.model);
+  if (!layout.ok()) return Fail(kQuality, layout.status());
   if (const Status fits = CheckCaches(layout.value(), entries.value()); !fits.ok())
-    return Fail("bench quality", fits.message(), kBadUsage);
+    return Fail(kQuality, fits, kBadUsage);
   auto text = ReadFile(o.text_file);
-  if (!text.ok()) return Fail("bench quality", text.status().message(), kFailed);
+  if (!text.ok()) return Fail(kQuality, text.status());
   o.config.text = std::move(text.value());
-  const auto path = FindPlugin();
-  if (!path.ok()) return Fail("bench quality", path.status().message(), kFailed);
-  ::setenv("KVTAMP_LOG", "error", 0);  // one line for each cache would drown the table
-  const auto plugin = LoadPlugin(path.value());
-  if (!plugin.ok()) return Fail("bench quality", plugin.status().message(), kFailed);
-  o.config.plugin = &plugin.value();
-  llama_backend_init();
-
-  RunLog log;
   NoteInterrupts();
-  std::vector<TestedCache> tested;
-  for (const CacheEntry& e : entries.value()) tested.push_back(e.cache);
-  Progress progress("bench quality", o.quiet);
-  const EvalHooks hooks{[&](double done, const std::string& what) { return progress(done, what); },
-                        &log};
-  const auto result = Evaluate(o.config, tested, layout.value(), hooks);
-  if (!result.ok()) return Fail("bench quality", result.status().message(), kFailed);
-  if (result.value().tested.front().chunks.empty())
-    return Fail("bench quality", "interrupted before the first chunk was done", 128 + SIGINT);
-  for (const std::string& warning : result.value().warnings)
-    fmt::print(stderr, "kvtamp bench quality: warning: {}\n", warning);
-  NeedlesFound needles;
-  if (o.depths != std::vector<double>{-1}) {
-    auto found = FindNeedles(o.config, tested, o.depths, hooks);
-    if (!found.ok()) return Fail("bench quality", found.status().message(), kFailed);
-    needles = std::move(found.value());
-  }
-  const auto table = TableOf(o, layout.value(), entries.value(), result.value(), needles);
-  if (!table.ok()) return Fail("bench quality", table.status().message(), kFailed);
-  if (o.output == "md") fmt::print("{}", QualityMarkdown(table.value()));
-  if (o.output == "csv") fmt::print("{}", QualityCsv(table.value()));
-  if (o.output == "json") fmt::print("{}\n", QualityJson(table.value()).dump(2));
-  if (!o.svg.empty()) {
-    std::ofstream out(o.svg);
-    out << QualitySvg(table.value());
-    if (!out.flush()) return Fail("bench quality", "cannot write " + o.svg, kFailed);
-  }
-  return kDone;
+  const auto measured = Measure(o, layout.value(), entries.value());
+  if (!measured.ok()) return Fail(kQuality, measured.status());
+  if (measured.value().quality.tested.front().chunks.empty())
+    return Fail(kQuality, "interrupted before the first chunk was done", kInterrupted);
+  const auto table = TableOf(o, layout.value(), entries.value(), measured.value());
+  if (!table.ok()) return Fail(kQuality, table.status());
+  return WriteTable(o, table.value());
 }
 
 }  // namespace kvtamp::tool

@@ -1,13 +1,9 @@
 // kvtamp bench speed: prefill and decode of several caches, beside the host's own in the same run.
 #include <fmt/format.h>
-#include <llama.h>
-
-#include <csignal>
 
 #include "tools/kvtamp/cache_list.h"
 #include "tools/kvtamp/cli.h"
 #include "tools/kvtamp/layout.h"
-#include "tools/kvtamp/plugin.h"
 #include "tools/kvtamp/progress.h"
 #include "tools/kvtamp/speed.h"
 #include "tools/kvtamp/speed_table.h"
@@ -15,6 +11,7 @@
 namespace kvtamp::tool {
 namespace {
 
+constexpr const char* kSpeed = "bench speed";
 constexpr const char* kSpeedFooter = R"(
 All caches are measured in turns, so a busy machine slows all of them; t/s is the median of the
 repetitions, the ratio that of the same turns. What it needs is memory for all caches at once.
@@ -28,18 +25,15 @@ struct SpeedOptions {
   SpeedConfig config;
   std::vector<std::string> caches{"k4v4"}, host_types{"f16"};
   std::string output = "md";
-  bool quiet = false, verbose = false;
+  Talk talk;
 };
 
 void AddSpeedOptions(CLI::App& app, SpeedOptions& o) {
   SpeedConfig& c = o.config;
   const auto number = [&](const char* name, auto& to, const char* help, std::uint32_t least) {
-    app.add_option(name, to, help)
-        ->type_name("N")
-        ->capture_default_str()
-        ->check(CLI::Range(least, 1u << 20));
+    AddNumber(app, name, to, help, least, 1 << 20);
   };
-  app.add_option("-m,--model", c.model, "GGUF file")->type_name("FILE")->required();
+  AddModel(app, c.model);
   AddCacheLists(app, o.caches, o.host_types);
   number("-p,--n-prompt", c.n_prompt, "tokens of the prefill test, 0: none", 0);
   number("-n,--n-gen", c.n_gen, "tokens of the decode test, 0: none", 0);
@@ -51,16 +45,9 @@ void AddSpeedOptions(CLI::App& app, SpeedOptions& o) {
   number("-r,--repetitions", c.repetitions, "how often each test runs", 1);
   number("-b,--batch-size", c.n_batch, "tokens of one call", 1);
   number("--ubatch-size", c.n_ubatch, "-ub: micro-batch", 1);
-  c.n_threads = DefaultThreads();
-  app.add_option("-t,--threads", c.n_threads, "threads")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1024));
-  app.add_option("-o,--output", o.output, "md, csv, json or jsonl")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"md", "csv", "json", "jsonl"}));
-  app.add_flag("-q,--quiet", o.quiet, "no progress");
-  app.add_flag("-v,--verbose", o.verbose, "let the host's log through");
+  AddThreads(app, c.n_threads);
+  AddOutput(app, o.output, {"md", "csv", "json", "jsonl"})->capture_default_str();
+  o.talk.AddTo(app);
 }
 
 // The host's first: ratios are to the first of them.
@@ -72,56 +59,46 @@ Result<std::vector<CacheEntry>> EntriesOf(const SpeedOptions& o, const ModelLayo
   return entries;
 }
 
-void PrintRows(const std::string& output, const nlohmann::ordered_json& rows) {
+void PrintRows(const std::string& output, const Json& rows) {
   if (output == "md") fmt::print("{}", SpeedMarkdown(rows));
   if (output == "csv") fmt::print("{}", SpeedCsv(rows));
-  if (output == "json") fmt::print("{}\n", rows.dump(2));
+  if (output == "json") fmt::print("{}\n", Dump(rows, 2));
   if (output == "jsonl")
-    for (const auto& row : rows) fmt::print("{}\n", row.dump());
+    for (const Json& row : rows) fmt::print("{}\n", Dump(row));
 }
 
 }  // namespace
 
 int BenchSpeedMain(const Args& args) {
   CLI::App app("Prefill and decode of several caches, beside the host's own in the same run",
-               "kvtamp bench speed");
+               std::string("kvtamp ") + kSpeed);
   app.footer(std::string(kCacheListHelp) + kSpeedFooter);
   SpeedOptions o;
   AddSpeedOptions(app, o);
   if (const auto code = Parse(app, args)) return *code;
-  const auto fail = [](const std::string& what, int code) {
-    return Fail("bench speed", what, code);
-  };
   if (o.config.n_prompt + o.config.n_gen == 0)
-    return fail("-p 0 and -n 0: nothing is left to measure", kBadUsage);
-  SilenceHost(o.verbose);
-  const auto layout = ReadLayout(o.config.model);
-  if (!layout.ok()) return fail(layout.status().message(), kFailed);
-  if (layout.value().layers.empty()) return fail(o.config.model + " has no K/V cache", kFailed);
+    return Fail(kSpeed, "-p 0 and -n 0: nothing is left to measure", kBadUsage);
+  SilenceHost(o.talk.verbose);
+  const auto layout = ReadCacheLayout(o.config.model);
+  if (!layout.ok()) return Fail(kSpeed, layout.status());
   const auto entries = EntriesOf(o, layout.value());
-  if (!entries.ok()) return fail(entries.status().message(), kBadUsage);
-  const auto path = FindPlugin();
-  if (!path.ok()) return fail(path.status().message(), kFailed);
-  ::setenv("KVTAMP_LOG", "error", 0);
-  const auto plugin = LoadPlugin(path.value());
-  if (!plugin.ok()) return fail(plugin.status().message(), kFailed);
-  o.config.plugin = &plugin.value();
-  llama_backend_init();
-
+  if (!entries.ok()) return Fail(kSpeed, entries.status(), kBadUsage);
   NoteInterrupts();
-  std::vector<TestedCache> caches;
-  for (const CacheEntry& e : entries.value()) caches.push_back(e.cache);
-  Progress progress("bench speed", o.quiet);
+  const auto models = LoadModels(o.config.model, entries.value());
+  if (!models.ok()) return Fail(kSpeed, models.status());
+  const std::vector<TestedCache> caches = TestedCaches(entries.value());
+  Progress progress(kSpeed, o.talk.quiet);
   bool stopped = false;
-  const auto result = MeasureSpeed(o.config, caches, [&](double done, const std::string& what) {
-    stopped = !progress(done, what);
-    return !stopped;
-  });
-  if (!result.ok()) return fail(result.status().message(), kFailed);
+  const auto result =
+      MeasureSpeed(models.value(), o.config, caches, [&](double done, const std::string& what) {
+        stopped = !progress(done, what);
+        return !stopped;
+      });
+  if (!result.ok()) return Fail(kSpeed, result.status());
   const auto rows = SpeedRows(o.config, entries.value(), result.value());
-  if (rows.empty()) return fail("interrupted before the first test was done", 128 + SIGINT);
+  if (rows.empty()) return Fail(kSpeed, "interrupted before the first test was done", kInterrupted);
   PrintRows(o.output, rows);
-  return stopped ? 128 + SIGINT : kDone;
+  return stopped ? kInterrupted : kDone;
 }
 
 }  // namespace kvtamp::tool

@@ -1,10 +1,31 @@
 #include "tools/kvtamp/cache_list.h"
 
 #include <fmt/format.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <span>
 
 #include "tools/kvtamp/host_types.h"
+#include "tools/kvtamp/words.h"
 
 namespace kvtamp::tool {
+namespace {
+
+// An entry of --host-types.
+Result<CacheEntry> HostCache(const std::string& text) {
+  CacheEntry e;
+  e.name = text;
+  e.cache.name = "host " + text;
+  e.cache.host = true;
+  const auto type = HostType(text, "--host-types");
+  if (!type.ok()) return type.status();
+  e.cache.type_k = e.cache.type_v = type.value();
+  e.format_k = e.format_v = e.name;
+  return e;
+}
+
+}  // namespace
 
 void AddCacheLists(CLI::App& app, std::vector<std::string>& caches,
                    std::vector<std::string>& host_types) {
@@ -17,18 +38,17 @@ void AddCacheLists(CLI::App& app, std::vector<std::string>& caches,
 
 Result<CacheEntry> OwnCache(const std::string& text) {
   CacheEntry e;
-  e.name = text.substr(0, text.find('@'));
+  e.cache.name = text;
+  const std::vector<std::string> parts = Split(text, "@");
+  e.name = parts.front();
   control::Overrides overrides{{"cache.type", e.name, "--caches " + e.name}};
-  for (std::size_t at = text.find('@'); at != std::string::npos;) {
-    const std::size_t next = text.find('@', at + 1);
-    const std::string part = text.substr(at + 1, next == std::string::npos ? next : next - at - 1);
+  for (const std::string& part : std::span(parts).subspan(1)) {
     const std::size_t eq = part.find('=');
     if (eq == std::string::npos)
       return Status::Invalid(
           fmt::format("--caches {}: {} is not of the form SETTING=VALUE", text, part));
     overrides.push_back({"cache." + part.substr(0, eq), part.substr(eq + 1), "--caches @" + part});
     e.settings_text += (e.settings_text.empty() ? "" : " ") + part;
-    at = next;
   }
   for (const control::Override& o : overrides) {
     if (control::FindOption(o.path) != nullptr) continue;
@@ -53,17 +73,6 @@ Result<CacheEntry> OwnCache(const std::string& text) {
   return e;
 }
 
-Result<CacheEntry> HostCache(const std::string& text) {
-  CacheEntry e;
-  e.name = text;
-  e.cache.host = true;
-  const auto type = HostType(text, "--host-types");
-  if (!type.ok()) return type.status();
-  e.cache.type_k = e.cache.type_v = type.value();
-  e.format_k = e.format_v = e.name;
-  return e;
-}
-
 Status AddCaches(const std::vector<std::string>& texts, bool host, std::vector<CacheEntry>& to) {
   for (const std::string& text : texts) {
     auto entry = host ? HostCache(text) : OwnCache(text);
@@ -71,6 +80,18 @@ Status AddCaches(const std::vector<std::string>& texts, bool host, std::vector<C
     to.push_back(std::move(entry.value()));
   }
   return Status::Ok();
+}
+
+std::vector<TestedCache> TestedCaches(const std::vector<CacheEntry>& caches) {
+  std::vector<TestedCache> tested;
+  for (const CacheEntry& e : caches) tested.push_back(e.cache);
+  return tested;
+}
+
+Result<ModelPair> LoadModels(const std::string& model, const std::vector<CacheEntry>& caches) {
+  ::setenv("KVTAMP_LOG", "error", 0);
+  return LoadPair(model,
+                  std::ranges::any_of(caches, [](const CacheEntry& e) { return !e.cache.host; }));
 }
 
 Status CheckCaches(const ModelLayout& model, const std::vector<CacheEntry>& caches) {

@@ -22,10 +22,12 @@ void AddCacheLists(CLI::App& app, std::vector<std::string>& caches,
 
 // An entry of --caches: TYPE, or TYPE@SETTING=VALUE@….
 Result<CacheEntry> OwnCache(const std::string& text);
-// An entry of --host-types.
-Result<CacheEntry> HostCache(const std::string& text);
 // All of a list, behind what `to` holds.
 Status AddCaches(const std::vector<std::string>& texts, bool host, std::vector<CacheEntry>& to);
+
+std::vector<TestedCache> TestedCaches(const std::vector<CacheEntry>& caches);
+// The model for all of them; the plug-in's line on what they held together stays away.
+Result<ModelPair> LoadModels(const std::string& model, const std::vector<CacheEntry>& caches);
 
 // Whether the model can have them; the error names the one that does not fit.
 Status CheckCaches(const ModelLayout& model, const std::vector<CacheEntry>& caches);

@@ -11,17 +11,22 @@ CacheSize& CacheSize::operator+=(const CacheSize& other) {
   return *this;
 }
 
-CacheSize SizeOfStats(const nlohmann::json& stats) {
+Json StatsOf(const Plugin& plugin) {
+  Json stats = Json::parse(plugin.stats_json(), nullptr, false);
+  return stats.is_object() ? stats : Json::object();
+}
+
+CacheSize SizeOfStats(const Json& stats) {
   return {stats.value("logical_bytes", 0.0), stats.value("stored_bytes", 0.0),
           stats.value("resident_total_bytes", 0.0)};
 }
 
-CacheSize SizeOfCache(const nlohmann::json& cache) {
+CacheSize SizeOfCache(const Json& cache) {
   return {cache.value("logical_bytes", 0.0), cache.value("stored_bytes", 0.0),
           cache.value("resident_bytes", 0.0)};
 }
 
-std::vector<std::string> CacheWarnings(const nlohmann::json& stats, const CacheSize& full) {
+std::vector<std::string> CacheWarnings(const Json& stats, const CacheSize& full) {
   std::vector<std::string> warnings = stats.value("warnings", std::vector<std::string>());
   if (full.logical_bytes == 0)
     warnings.push_back("the plug-in holds nothing: this measures an uncompressed cache");

@@ -4,12 +4,12 @@
 #include <ggml.h>
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "tools/kvtamp/json.h"
 #include "tools/kvtamp/layout.h"
-#include "tools/kvtamp/run_log.h"
+#include "tools/kvtamp/plugin.h"
 
 namespace kvtamp::tool {
 
@@ -21,12 +21,14 @@ struct CacheSize {
   CacheSize& operator+=(const CacheSize& other);
 };
 
-// Of the plug-in's snapshot, taken while there is something in the cache.
-CacheSize SizeOfStats(const nlohmann::json& stats);
+// The plug-in's snapshot: an object, empty if it gives none.
+Json StatsOf(const Plugin& plugin);
+// Of a snapshot, taken while there is something in the cache.
+CacheSize SizeOfStats(const Json& stats);
 // Of one of its caches alone.
-CacheSize SizeOfCache(const nlohmann::json& cache);
+CacheSize SizeOfCache(const Json& cache);
 // What the user must know of a tested cache that was of this size with something in it.
-std::vector<std::string> CacheWarnings(const nlohmann::json& stats, const CacheSize& full);
+std::vector<std::string> CacheWarnings(const Json& stats, const CacheSize& full);
 
 CacheSize SizeOfHostCache(const ModelLayout& layout, ggml_type k, ggml_type v,
                           std::uint32_t n_tokens);

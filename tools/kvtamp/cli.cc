@@ -1,6 +1,7 @@
 #include "tools/kvtamp/cli.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sched.h>
 #include <stdlib.h>
 
@@ -20,6 +21,19 @@ constexpr std::pair<const char*, const char*> kShort[] = {
     {"-ctk", "--cache-type-k"},  {"--ctk", "--cache-type-k"}, {"-ctv", "--cache-type-v"},
     {"--ctv", "--cache-type-v"}, {"-ub", "--ubatch-size"},    {"-fa", "--flash-attn"}};
 
+// "-ctk X" -> "--cache-type-k X" and so on.
+Args LongFlags(const Args& args) {
+  Args out;
+  for (const std::string& arg : args) {
+    std::string name = arg;
+    for (const auto& [from, to] : kShort) {
+      if (arg == from) name = to;
+    }
+    out.push_back(std::move(name));
+  }
+  return out;
+}
+
 std::vector<std::string> FlagNames(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options()) {
@@ -36,19 +50,25 @@ std::string OneLine(std::string text) {
   return text;
 }
 
-}  // namespace
-
-Args LongFlags(const Args& args) {
-  Args out;
-  for (const std::string& arg : args) {
-    std::string name = arg;
-    for (const auto& [from, to] : kShort) {
-      if (arg == from) name = to;
-    }
-    out.push_back(std::move(name));
+int DefaultThreads() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 1;
+  std::set<std::string> cores;
+  int n = 0;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &allowed)) continue;
+    ++n;
+    std::ifstream in(
+        fmt::format("/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list", cpu));
+    std::string siblings = fmt::format("cpu{}", cpu);
+    std::getline(in, siblings);
+    cores.insert(siblings);
   }
-  return out;
+  return std::max(1, std::min(n, static_cast<int>(cores.size())));
 }
+
+}  // namespace
 
 std::optional<int> Parse(CLI::App& app, const Args& args) {
   const std::string command = app.get_name().substr(std::string_view("kvtamp ").size());
@@ -71,6 +91,34 @@ std::optional<int> Parse(CLI::App& app, const Args& args) {
     return Fail(command.c_str(), OneLine(error.what()), kBadUsage);
   }
   return std::nullopt;
+}
+
+void AddModel(CLI::App& app, std::string& file) {
+  app.add_option("-m,--model", file, "GGUF file")->type_name("FILE")->required();
+}
+
+void AddText(CLI::App& app, std::string& file, const char* help) {
+  app.add_option("-f,--file", file, help)->type_name("FILE")->required();
+}
+
+void AddMicroBatch(CLI::App& app, std::uint32_t& n) {
+  AddNumber(app, "--ubatch-size", n, "-ub: micro-batch", 1, 65536);
+}
+
+void AddThreads(CLI::App& app, int& n) {
+  n = DefaultThreads();
+  AddNumber(app, "-t,--threads", n, "threads", 1, 1024);
+}
+
+CLI::Option* AddOutput(CLI::App& app, std::string& form, const std::vector<std::string>& forms) {
+  const std::string most = fmt::format("{}", fmt::join(forms.begin(), forms.end() - 1, ", "));
+  return app.add_option("-o,--output", form, most + " or " + forms.back())
+      ->check(CLI::IsMember(forms));
+}
+
+void Talk::AddTo(CLI::App& app) {
+  app.add_flag("-q,--quiet", quiet, "no progress");
+  app.add_flag("-v,--verbose", verbose, "let the host's log through");
 }
 
 void SettingFlags::AddTo(CLI::App& app, std::string_view prefix) {
@@ -108,8 +156,6 @@ control::Overrides SettingFlags::overrides() const {
   }
   return overrides;
 }
-
-bool SettingFlags::any() const { return !overrides().empty() || !config_.empty(); }
 
 Result<control::Settings> SettingFlags::Load() const {
   return control::LoadSettings(overrides(), control::ProcessEnvironment(), config_);
@@ -149,24 +195,6 @@ std::string CpuInfo() {
   return "";
 }
 
-int DefaultThreads() {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 1;
-  std::set<std::string> cores;
-  int n = 0;
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (!CPU_ISSET(cpu, &allowed)) continue;
-    ++n;
-    std::ifstream in(
-        fmt::format("/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list", cpu));
-    std::string siblings = fmt::format("cpu{}", cpu);
-    std::getline(in, siblings);
-    cores.insert(siblings);
-  }
-  return std::max(1, std::min(n, static_cast<int>(cores.size())));
-}
-
 Result<std::string> ReadFile(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) return Status::Invalid("cannot read " + path + ": " + std::strerror(errno));
@@ -176,9 +204,21 @@ Result<std::string> ReadFile(const std::string& path) {
   return text.str();
 }
 
+Result<std::string> ReadText(const std::string& path, std::uint32_t n_tokens) {
+  Result<std::string> text = ReadFile(path);
+  // Tokens have about four letters: no need to cut a book into them.
+  if (text.ok() && text.value().size() / 32 > n_tokens)
+    text.value().resize(std::size_t{n_tokens} * 32);
+  return text;
+}
+
 int Fail(const char* command, const std::string& message, int code) {
   fmt::print(stderr, "kvtamp {}: {}\n", command, message);
   return code;
+}
+
+int Fail(const char* command, const Status& status, int code) {
+  return Fail(command, status.message(), code);
 }
 
 }  // namespace kvtamp::tool

@@ -6,18 +6,39 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 
 #include "control/settings.h"
 #include "tools/kvtamp/command.h"
 
 namespace kvtamp::tool {
 
-// "-ctk X" -> "--cache-type-k X" and so on, so that CLI11 can read llama.cpp's short flags.
-Args LongFlags(const Args& args);
-
 // Adds `-h`/`--help` and parses. Returns an exit code when the command is to end here (help was
 // printed, or one line of error), nothing when it may go on.
 std::optional<int> Parse(CLI::App& app, const Args& args);
+
+// Flags that several commands have. A number: N, with its default in the help.
+template <class T>
+CLI::Option* AddNumber(CLI::App& app, const char* name, T& to, const char* help,
+                       std::type_identity_t<T> least, std::type_identity_t<T> most) {
+  return app.add_option(name, to, help)
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::Range(least, most));
+}
+void AddModel(CLI::App& app, std::string& file);
+void AddText(CLI::App& app, std::string& file, const char* help);
+void AddMicroBatch(CLI::App& app, std::uint32_t& n);
+// As many as there are cores this process may run on, if not given; of two hardware threads of one
+// core, one counts.
+void AddThreads(CLI::App& app, int& n);
+// `forms`: all there are, "md" and so on.
+CLI::Option* AddOutput(CLI::App& app, std::string& form, const std::vector<std::string>& forms);
+// How much is said on stderr.
+struct Talk {
+  bool quiet = false, verbose = false;
+  void AddTo(CLI::App& app);
+};
 
 // One flag for each setting (all, or those whose path starts with `prefix`), and --config-file.
 class SettingFlags {
@@ -25,8 +46,6 @@ class SettingFlags {
   // --cache-type can also be called --cache.
   void AddTo(CLI::App& app, std::string_view prefix = "");
   control::Overrides overrides() const;
-  const std::string& config() const { return config_; }
-  bool any() const;  // was one of them given?
 
   // Merges flags, environment and file.
   Result<control::Settings> Load() const;
@@ -44,15 +63,15 @@ class SettingFlags {
   std::string config_;
 };
 
-// Cores this process may run on; of two hardware threads of one core, one counts.
-int DefaultThreads();
 // The processor by its name, "" where it cannot be told.
 std::string CpuInfo();
 
-// A file whole.
+// A file whole; of a text, what n tokens need.
 Result<std::string> ReadFile(const std::string& path);
+Result<std::string> ReadText(const std::string& path, std::uint32_t n_tokens);
 
 // Prints "kvtamp COMMAND: message" to stderr and returns `code`.
 int Fail(const char* command, const std::string& message, int code);
+int Fail(const char* command, const Status& status, int code = kFailed);
 
 }  // namespace kvtamp::tool

@@ -14,6 +14,7 @@ inline constexpr int kDone = 0;
 inline constexpr int kFailed = 1;
 inline constexpr int kBadUsage = 2;
 inline constexpr int kLimitPassed = 3;
+inline constexpr int kInterrupted = 130;  // by Ctrl-C, as shells have it
 
 int RunMain(const Args& args);
 int DoctorMain(const Args& args);

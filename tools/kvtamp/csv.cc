@@ -3,12 +3,9 @@
 namespace kvtamp::tool {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 std::string Cell(const Json& value) {
   if (value.is_null()) return "";
-  std::string text = value.is_string() ? value.get<std::string>()
-                                       : value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  std::string text = value.is_string() ? value.get<std::string>() : Dump(value);
   if (value.is_number() || value.is_boolean()) return text;
   std::string quoted = "\"";
   for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);

@@ -8,22 +8,21 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <nlohmann/json.hpp>
-
 #include "base/version.h"
 #include "control/stats.h"
+#include "control/store_options.h"
 #include "cpu/cpu.h"
 #include "store/cache.h"
 #include "tools/kvtamp/amx.h"
 #include "tools/kvtamp/cli.h"
+#include "tools/kvtamp/environment.h"
+#include "tools/kvtamp/json.h"
 #include "tools/kvtamp/layout.h"
 #include "tools/kvtamp/plugin.h"
 #include "tools/kvtamp/run_plan.h"
 
 namespace kvtamp::tool {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 enum class Verdict { kOk, kWarn, kFail };
 
@@ -52,11 +51,6 @@ class Report {
  private:
   std::vector<Check> checks_;
 };
-
-std::optional<std::string> GetVariable(const std::string& name) {
-  const char* value = std::getenv(name.c_str());
-  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-}
 
 Result<control::Settings> CheckSettings(const SettingFlags& flags, Report& report) {
   Result<control::Settings> settings = flags.Load();
@@ -188,8 +182,7 @@ Result<double> CodedBytes(const LayerLayout& layer, const codec::Pair& type,
 // Why the store cannot hold a layer, in the words of the load; empty if it can.
 std::string WhyNotStored(const LayerLayout& layer, const codec::Pair& type,
                          const control::Settings& settings) {
-  const store::Options options{settings.page_size, settings.n_sink, settings.residual_length};
-  store::Cache cache(options, 1, settings.page_size);
+  store::Cache cache(control::StoreOptions(settings), 1, settings.page_size);
   Status s = cache.AddLayer(layer.layer, static_cast<std::uint32_t>(layer.elements_k()),
                             static_cast<std::uint32_t>(layer.elements_v()), type);
   if (s.ok()) s = cache.SetHeads(layer.layer, layer.n_head_kv);
@@ -376,7 +369,7 @@ Exit code: 0 all well, 1 warnings, 2 something failed.)");
   bool show_config = false;
   app.add_option("-m,--model", model, "GGUF file: what will become of its cache")
       ->type_name("FILE");
-  app.add_option("-o,--output", output, "text or json")->check(CLI::IsMember({"text", "json"}));
+  AddOutput(app, output, {"text", "json"});
   SettingFlags flags;
   flags.AddTo(app);
   app.add_flag("--config", show_config, "print every setting in force and where it came from");
@@ -419,7 +412,7 @@ Exit code: 0 all well, 1 warnings, 2 something failed.)");
     }
   }
   if (!model_json.is_null()) j["model"] = std::move(model_json);
-  fmt::print("{}\n", j.dump(2));
+  fmt::print("{}\n", Dump(j, 2));
   return report.exit_code();
 }
 

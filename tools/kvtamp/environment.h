@@ -1,22 +1,27 @@
-// The process's environment changed for a while: the plug-in reads its settings there whenever a
-// context is made.
+// The process's environment, and that changed for a while: the plug-in reads its settings there
+// whenever a context is made.
 #pragma once
 
 #include <stdlib.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace kvtamp::tool {
 
+inline std::optional<std::string> GetVariable(const std::string& name) {
+  const char* value = ::getenv(name.c_str());
+  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+}
+
 // "" takes a variable away.
 class Environment {
  public:
   explicit Environment(const std::vector<std::pair<std::string, std::string>>& values) {
     for (const auto& [name, value] : values) {
-      const char* old = ::getenv(name.c_str());
-      before_.emplace_back(name, old == nullptr ? "" : old);
+      before_.emplace_back(name, GetVariable(name).value_or(""));
       Set(name, value);
     }
   }

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <ggml-backend.h>
-#include <llama.h>
 
 #include <algorithm>
 #include <cmath>
@@ -12,8 +11,6 @@
 
 #include "control/store_options.h"
 #include "store/cache.h"
-#include "tools/kvtamp/host_model.h"
-#include "tools/kvtamp/plugin.h"
 
 namespace kvtamp::tool {
 namespace {
@@ -213,19 +210,16 @@ class Tap {
 
 }  // namespace
 
-Result<ErrorsResult> MeasureErrors(const ErrorsConfig& config, const ModelLayout& layout,
-                                   const control::Settings& settings,
-                                   const std::function<bool(double)>& progress) {
-  TakeHostErrors();
-  const Model model = LoadModel(config.model, nullptr);
-  if (!model) return HostError("cannot load " + config.model);
+Result<ErrorsResult> MeasureErrors(llama_model* model, const ErrorsConfig& config,
+                                   const ModelLayout& layout, const control::Settings& settings,
+                                   const ProgressCall& progress) {
   Tap tap(config, settings);
   ContextShape shape{config.n_ctx, config.n_ubatch, config.n_ubatch, config.n_threads};
   shape.on_node = &Tap::Callback;
   shape.on_node_data = &tap;
-  const Context context = MakeContext(model.get(), shape);
+  const Context context = MakeContext(model, shape);
   if (!context) return HostError("cannot make a context");
-  const std::vector<llama_token> tokens = Tokenize(llama_model_get_vocab(model.get()), config.text);
+  const std::vector<llama_token> tokens = Tokenize(llama_model_get_vocab(model), config.text);
   if (tokens.size() < config.n_ctx)
     return Status::Invalid(fmt::format("the text has {} tokens, fewer than the {} of -c",
                                        tokens.size(), config.n_ctx));
@@ -239,7 +233,8 @@ Result<ErrorsResult> MeasureErrors(const ErrorsConfig& config, const ModelLayout
     const Status s = Decode(context.get(), batch, "host's", seconds);
     if (!tap.status().ok()) return tap.status();
     if (!s.ok()) return s;
-    if (!progress(static_cast<double>(end) / config.n_ctx)) return Status::Invalid("interrupted");
+    if (!progress(static_cast<double>(end) / config.n_ctx, "tokens"))
+      return Status::Invalid("interrupted");
   }
   ErrorsResult result;
   for (const auto& [layer, sums] : tap.sums()) {

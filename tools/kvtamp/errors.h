@@ -7,13 +7,14 @@
 // scored positions. Errors do not travel from layer to layer here: each layer sees exact input.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
 #include "control/settings.h"
+#include "tools/kvtamp/host_model.h"
 #include "tools/kvtamp/layout.h"
+#include "tools/kvtamp/progress.h"
 
 namespace kvtamp::tool {
 
@@ -33,8 +34,8 @@ struct ErrorsResult {
   std::vector<std::string> skipped;  // layers that were not measured, and why
 };
 
-Result<ErrorsResult> MeasureErrors(const ErrorsConfig& config, const ModelLayout& layout,
-                                   const control::Settings& settings,
-                                   const std::function<bool(double)>& progress);
+Result<ErrorsResult> MeasureErrors(llama_model* model, const ErrorsConfig& config,
+                                   const ModelLayout& layout, const control::Settings& settings,
+                                   const ProgressCall& progress);
 
 }  // namespace kvtamp::tool

@@ -1,20 +1,17 @@
 // kvtamp errors: relative error of attention output by layer and head, by K and by V.
 #include <fmt/format.h>
-#include <llama.h>
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
+#include <functional>
 
 #include "tools/kvtamp/cli.h"
 #include "tools/kvtamp/errors.h"
-#include "tools/kvtamp/plugin.h"
+#include "tools/kvtamp/json.h"
 #include "tools/kvtamp/progress.h"
 
 namespace kvtamp::tool {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 double RootMeanSquare(const std::vector<HeadErrors>& heads, double HeadErrors::*side) {
   double sum = 0;
@@ -57,59 +54,42 @@ Examples:
   kvtamp errors -m model.gguf -f text.txt --cache k2v2 --cache-profile model.toml -o json)");
   ErrorsConfig config;
   std::string text_file, output = "md";
-  bool quiet = false, verbose = false;
+  Talk talk;
   config.n_scored = 0;
-  config.n_threads = DefaultThreads();
-  app.add_option("-m,--model", config.model, "GGUF file")->required()->type_name("FILE");
-  app.add_option("-f,--file", text_file, "text to run")->required()->type_name("FILE");
-  app.add_option("-c,--ctx-size", config.n_ctx, "tokens")
-      ->check(CLI::Range(64u, 1u << 20))
-      ->capture_default_str()
-      ->type_name("N");
-  app.add_option("--ubatch-size", config.n_ubatch, "-ub: micro-batch")
-      ->check(CLI::Range(1u, 65536u))
-      ->capture_default_str()
-      ->type_name("N");
+  AddModel(app, config.model);
+  AddText(app, text_file, "text to run");
+  AddNumber(app, "-c,--ctx-size", config.n_ctx, "tokens", 64, 1 << 20);
+  AddMicroBatch(app, config.n_ubatch);
   app.add_option("--scored", config.n_scored, "compare the last N positions [the second half]")
       ->check(CLI::Range(1u, 1u << 20))
       ->type_name("N");
-  app.add_option("-t,--threads", config.n_threads, "threads")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str()
-      ->type_name("N");
-  app.add_option("-o,--output", output, "md or json")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"md", "json"}));
-  app.add_flag("-q,--quiet", quiet, "no progress");
-  app.add_flag("-v,--verbose", verbose, "let the host's log through");
+  AddThreads(app, config.n_threads);
+  AddOutput(app, output, {"md", "json"})->capture_default_str();
+  talk.AddTo(app);
   SettingFlags flags;
   flags.AddTo(app);
   if (const auto code = Parse(app, args)) return *code;
   if (config.n_scored == 0) config.n_scored = config.n_ctx / 2;
   config.n_ubatch = std::min(config.n_ubatch, config.n_ctx);
   const auto settings = flags.Load();
-  if (!settings.ok()) return Fail("errors", settings.status().message(), kBadUsage);
-  SilenceHost(verbose);
-  const auto layout = ReadLayout(config.model);
-  if (!layout.ok()) return Fail("errors", layout.status().message(), kFailed);
-  if (layout.value().layers.empty())
-    return Fail("errors", config.model + " has no K/V cache", kFailed);
+  if (!settings.ok()) return Fail("errors", settings.status(), kBadUsage);
+  SilenceHost(talk.verbose);
+  const auto layout = ReadCacheLayout(config.model);
+  if (!layout.ok()) return Fail("errors", layout.status());
   if (const Status fits = CheckFormats(layout.value(), settings.value()); !fits.ok())
-    return Fail("errors", fits.message(), kBadUsage);
-  auto text = ReadFile(text_file);
-  if (!text.ok()) return Fail("errors", text.status().message(), kFailed);
-  // Tokens have about four letters: no need to cut a book into them.
-  config.text = text.value().substr(0, std::size_t{config.n_ctx} * 32);
-  ggml_backend_load_all();
-  llama_backend_init();
-
+    return Fail("errors", fits, kBadUsage);
+  auto text = ReadText(text_file, config.n_ctx);
+  if (!text.ok()) return Fail("errors", text.status());
+  config.text = std::move(text.value());
   NoteInterrupts();
+  const auto models = LoadPair(config.model, false);
+  if (!models.ok()) return Fail("errors", models.status());
   const auto measured = [&] {
-    Progress progress("errors", quiet);
-    return MeasureErrors(config, layout.value(), settings.value(),
-                         [&](double done) { return progress(done, "tokens"); });
+    Progress progress("errors", talk.quiet);
+    return MeasureErrors(models.value().base.get(), config, layout.value(), settings.value(),
+                         std::ref(progress));
   }();
-  if (!measured.ok()) return Fail("errors", measured.status().message(), kFailed);
+  if (!measured.ok()) return Fail("errors", measured.status());
   const ErrorsResult& result = measured.value();
   for (const std::string& s : result.skipped)
     fmt::print(stderr, "kvtamp errors: not measured: {}\n", s);
@@ -138,7 +118,7 @@ Examples:
                   {"error", RootMeanSquare(result.heads, &HeadErrors::both)},
                   {"not_measured", result.skipped},
                   {"heads", std::move(heads)}};
-  fmt::print("{}\n", j.dump(2));
+  fmt::print("{}\n", Dump(j, 2));
   return kDone;
 }
 

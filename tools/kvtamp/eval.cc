@@ -1,11 +1,9 @@
 // kvtamp eval: what a cache format costs in quality, against the host's own f16 cache, in one
 // process.
 #include <fmt/format.h>
-#include <llama.h>
 
-#include <csignal>
-#include <cstdlib>
 #include <filesystem>
+#include <functional>
 
 #include "tools/kvtamp/cli.h"
 #include "tools/kvtamp/environment.h"
@@ -13,7 +11,6 @@
 #include "tools/kvtamp/eval_report.h"
 #include "tools/kvtamp/evaluate.h"
 #include "tools/kvtamp/layout.h"
-#include "tools/kvtamp/plugin.h"
 #include "tools/kvtamp/progress.h"
 #include "tools/kvtamp/run_log.h"
 #include "tools/kvtamp/tasks.h"
@@ -40,22 +37,16 @@ Exit code: 0 done, 1 failed, 2 bad usage, 3 done but a --fail-if limit was passe
 struct Session {
   EvalOptions options;
   ModelLayout layout;
-  Plugin plugin;
   RunLog log;
-  std::string text;
-
-  const Plugin* device() const { return options.host() ? nullptr : &plugin; }
+  ModelPair models;
 };
 
 // An exit code, when something is wrong.
 std::optional<int> Prepare(Session& session) {
   EvalOptions& options = session.options;
-  const auto fail = [](const Status& status, int code) {
-    return Fail("eval", status.message(), code);
-  };
-  SilenceHost(options.verbose);
+  SilenceHost(options.talk.verbose);
   Result<ModelLayout> layout = ReadLayout(options.config.model);
-  if (!layout.ok()) return fail(layout.status(), kFailed);
+  if (!layout.ok()) return Fail("eval", layout.status());
   session.layout = std::move(layout.value());
   if (session.layout.layers.empty()) {
     return Fail(
@@ -66,33 +57,27 @@ std::optional<int> Prepare(Session& session) {
   }
   if (options.settings) {
     if (const Status fits = CheckFormats(session.layout, *options.settings); !fits.ok())
-      return fail(fits, kBadUsage);
+      return Fail("eval", fits, kBadUsage);
   }
   Result<std::string> text = ReadFile(options.text_file);
-  if (!text.ok()) return fail(text.status(), kFailed);
-  session.text = std::move(text.value());
+  if (!text.ok()) return Fail("eval", text.status());
+  options.config.text = std::move(text.value());
   std::error_code ec;
   Result<RunLog> log = RunLog::Open(
-      options.resume,
-      options.Identity(session.text, std::filesystem::file_size(options.config.model, ec)));
-  if (!log.ok()) return fail(log.status(), kBadUsage);
+      options.resume, options.Identity(std::filesystem::file_size(options.config.model, ec)));
+  if (!log.ok()) return Fail("eval", log.status(), kBadUsage);
   session.log = std::move(log.value());
-  if (!options.host()) {
-    const Result<std::string> path = FindPlugin();
-    if (!path.ok()) return fail(path.status(), kFailed);
-    const Result<Plugin> loaded = LoadPlugin(path.value());
-    if (!loaded.ok()) return fail(loaded.status(), kFailed);
-    session.plugin = loaded.value();
-  }
-  llama_backend_init();
   NoteInterrupts();
+  Result<ModelPair> models = LoadPair(options.config.model, !options.host());
+  if (!models.ok()) return Fail("eval", models.status());
+  session.models = std::move(models.value());
   return std::nullopt;
 }
 
 // `missing`: what an interrupt kept from being done; "" when all was.
 int Report(const Session& session, const Json& report, const std::string& missing) {
   PrintReport(session.options, report);
-  if (!missing.empty()) return Fail("eval", "interrupted: " + missing, 128 + SIGINT);
+  if (!missing.empty()) return Fail("eval", "interrupted: " + missing, kInterrupted);
   return CheckLimits("eval", session.options.limits, report);
 }
 
@@ -105,54 +90,47 @@ std::string Missing(std::size_t done, std::optional<std::size_t> floor, std::siz
 }
 
 int RunChunks(Session& session) {
-  EvalConfig& config = session.options.config;
-  config.text = session.text;
-  config.plugin = session.device();
   std::vector<TestedCache> caches = {session.options.tested};
   if (session.options.noise_floor && !session.options.host()) caches.push_back(FloorCache());
   const Result<EvalResult> evaluated = [&] {
-    Progress progress("eval", session.options.quiet);
-    return Evaluate(
-        config, caches, session.layout,
-        {[&](double done, const std::string& what) { return progress(done, what); }, &session.log});
+    Progress progress("eval", session.options.talk.quiet);
+    return Evaluate(session.models, session.options.config, caches, session.layout,
+                    {std::ref(progress), &session.log});
   }();
   if (!evaluated.ok()) {
     const bool words = evaluated.status().message().starts_with("the text has");
-    return Fail("eval", evaluated.status().message(), words ? kBadUsage : kFailed);
+    return Fail("eval", evaluated.status(), words ? kBadUsage : kFailed);
   }
   const EvalResult& result = evaluated.value();
   for (const std::string& warning : result.warnings)
     fmt::print(stderr, "kvtamp eval: warning: {}\n", warning);
   const std::size_t done = result.tested.front().chunks.size();
-  if (done == 0) return Fail("eval", "interrupted before the first chunk was done", 128 + SIGINT);
+  if (done == 0) return Fail("eval", "interrupted before the first chunk was done", kInterrupted);
   return Report(session, MakeReport(session.options, result),
                 Missing(done, std::nullopt, result.n_chunks, "chunks"));
 }
 
 class Asking {
  public:
-  explicit Asking(Session& session) : session_(session) {}
+  explicit Asking(Session& session) : session_(session), models_(session.models) {}
 
   int Run() {
     const EvalOptions& options = session_.options;
-    Result<ModelPair> models = LoadPair(options.config.model, session_.device());
-    if (!models.ok()) return Fail("eval", models.status().message(), kFailed);
-    models_ = std::move(models.value());
     run_.model = FactsOf(models_.tested());
     Result<std::vector<Prompt>> prompts =
-        MakePrompts(Haystack(VocabularyOf(models_.tested()), session_.text), options.task);
-    if (!prompts.ok()) return Fail("eval", prompts.status().message(), kBadUsage);
+        MakePrompts(Haystack(VocabularyOf(models_.tested()), options.config.text), options.task);
+    if (!prompts.ok()) return Fail("eval", prompts.status(), kBadUsage);
     run_.prompts = std::move(prompts.value());
-    if (Status s = AskBoth(); !s.ok()) return Fail("eval", s.message(), kFailed);
+    if (Status s = AskBoth(); !s.ok()) return Fail("eval", s);
     const std::size_t asked = run_.prompts.size(), done = run_.tested.size();
     std::optional<std::size_t> floor;
     if (options.noise_floor && !options.host() && done == asked) {
-      if (Status s = AskFloor(); !s.ok()) return Fail("eval", s.message(), kFailed);
+      if (Status s = AskFloor(); !s.ok()) return Fail("eval", s);
       floor = run_.floor.size();
       if (*floor < asked) run_.floor.clear();
     }
     if (done == 0)
-      return Fail("eval", "interrupted before the first prompt was answered", 128 + SIGINT);
+      return Fail("eval", "interrupted before the first prompt was answered", kInterrupted);
     return Report(session_, MakeTaskReport(options, run_), Missing(done, floor, asked, "prompts"));
   }
 
@@ -161,13 +139,12 @@ class Asking {
   Status AskBoth();
   Status AskFloor();
   Result<std::vector<std::vector<Answer>>> Ask(std::span<Answerer* const> caches) {
-    Progress progress("eval", session_.options.quiet);
-    return AnswerAll(caches, run_.prompts, session_.log,
-                     [&](double done, const std::string& what) { return progress(done, what); });
+    Progress progress("eval", session_.options.talk.quiet);
+    return AnswerAll(caches, run_.prompts, session_.log, std::ref(progress));
   }
 
   Session& session_;
-  ModelPair models_;
+  const ModelPair& models_;
   TaskRun run_;
 };
 
@@ -179,10 +156,8 @@ Answerer::Config Asking::Tested(const char* name) const {
                         tested.flash_attention, tested.type_k, tested.type_v},
                        config.decode_only,
                        nullptr};
-  if (const Plugin* plugin = session_.device(); plugin != nullptr) {
-    out.size = [plugin](std::uint32_t) {
-      return SizeOfStats(nlohmann::json::parse(plugin->stats_json()));
-    };
+  if (models_.plugin) {
+    out.size = [this](std::uint32_t) { return SizeOfStats(StatsOf(*models_.plugin)); };
   } else {
     out.size = [this, &tested](std::uint32_t n) {
       return SizeOfHostCache(session_.layout, tested.type_k, tested.type_v, n);
@@ -205,9 +180,9 @@ Status Asking::AskBoth() {
   if (!answers.ok()) return answers.status();
   run_.base = std::move(answers.value()[0]);
   run_.tested = std::move(answers.value()[1]);
-  if (session_.device() == nullptr || run_.tested.empty()) return Status::Ok();
-  const auto stats = nlohmann::json::parse(session_.plugin.stats_json());
-  for (const std::string& warning : CacheWarnings(stats, run_.tested.back().size))
+  if (!models_.plugin || run_.tested.empty()) return Status::Ok();
+  for (const std::string& warning :
+       CacheWarnings(StatsOf(*models_.plugin), run_.tested.back().size))
     fmt::print(stderr, "kvtamp eval: warning: {}\n", warning);
   return Status::Ok();
 }
@@ -234,8 +209,7 @@ int EvalMain(const Args& args) {
   Session session;
   session.options.AddTo(app);
   if (const auto code = Parse(app, args)) return *code;
-  if (const Status s = session.options.Check(); !s.ok())
-    return Fail("eval", s.message(), kBadUsage);
+  if (const Status s = session.options.Check(); !s.ok()) return Fail("eval", s, kBadUsage);
   if (const auto code = Prepare(session)) return *code;
   return session.options.asks() ? Asking(session).Run() : RunChunks(session);
 }

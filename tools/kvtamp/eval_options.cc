@@ -10,25 +10,15 @@
 #include "base/version.h"
 #include "tools/kvtamp/eval_report.h"
 #include "tools/kvtamp/host_types.h"
+#include "tools/kvtamp/words.h"
 
 namespace kvtamp::tool {
 namespace {
 
-std::vector<std::string> Split(const std::string& text) {
-  std::vector<std::string> parts(1);
-  for (const char c : text) {
-    if (c == ',')
-      parts.emplace_back();
-    else
-      parts.back() += c;
-  }
-  return parts;
-}
-
 template <class T>
 Result<std::vector<T>> Numbers(const std::string& flag, const std::string& text, T least, T most) {
   std::vector<T> numbers;
-  for (const std::string& part : Split(text)) {
+  for (const std::string& part : Split(text, ",")) {
     T value = 0;
     const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
     // A NaN is in no range.
@@ -53,28 +43,22 @@ Status UnknownName(const std::string& flag, const std::string& text, const std::
 }  // namespace
 
 void EvalOptions::AddTo(CLI::App& app) {
-  app.add_option("-m,--model", config.model, "GGUF file")->type_name("FILE")->required();
-  app.add_option("-f,--file", text_file,
-                 "text to score, to cut prompts from, or to hide needles in")
-      ->type_name("FILE")
-      ->required();
+  AddModel(app, config.model);
+  AddText(app, text_file, "text to score, to cut prompts from, or to hide needles in");
   app.add_option("--task", task_, "kl, ppl, needle, ruler or generate")->capture_default_str();
   app.add_option("--device", device, "kvtamp, or host: the host's own cache types")
       ->capture_default_str()
       ->check(CLI::IsMember({"kvtamp", "host"}));
   app.add_flag("--noise-floor", noise_floor,
                "measure f16 through kvtamp too: what a change of rounding alone makes");
-  app.add_option("-o,--output", output, "md, json, jsonl or csv")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"md", "json", "jsonl", "csv"}));
+  AddOutput(app, output, {"md", "json", "jsonl", "csv"})->capture_default_str();
   app.add_option("--fail-if", limit_texts_,
                  "exit with 3 when a field passes a limit, e.g. 'kld_mean>0.01'")
       ->type_name("LIMIT");
   app.add_option("--resume", resume,
                  "keep what is finished in this file, and go on from what it has")
       ->type_name("FILE");
-  app.add_flag("-q,--quiet", quiet, "no progress");
-  app.add_flag("-v,--verbose", verbose, "let the host's log through");
+  talk.AddTo(app);
   AddRun(app);
   AddTasks(app);
   flags_.AddTo(app);
@@ -82,18 +66,12 @@ void EvalOptions::AddTo(CLI::App& app) {
 
 void EvalOptions::AddRun(CLI::App& app) {
   const CLI::Range batches(1u, 65536u);
-  app.add_option("-c,--ctx-size", config.n_ctx,
-                 "tokens of a chunk; the longest prompt there may be")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(CLI::Range(32u, 1u << 20));
+  AddNumber(app, "-c,--ctx-size", config.n_ctx,
+            "tokens of a chunk; the longest prompt there may be", 32, 1 << 20);
   app.add_option("-b,--batch-size", n_batch_, "tokens of one call [the micro-batch]")
       ->type_name("N")
       ->check(batches);
-  app.add_option("--ubatch-size", config.n_ubatch, "-ub: micro-batch")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(batches);
+  AddMicroBatch(app, config.n_ubatch);
   app.add_option("--base-ub", n_ubatch_base_, "micro-batch of the base [as -ub]")
       ->type_name("N")
       ->check(batches);
@@ -106,11 +84,7 @@ void EvalOptions::AddRun(CLI::App& app) {
       ->check(CLI::Range(2u, 1u << 20));
   app.add_flag("--decode-only", config.decode_only,
                "token by token, as an answer is written: slow, and where coding costs most");
-  config.n_threads = DefaultThreads();
-  app.add_option("-t,--threads", config.n_threads, "threads")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1024));
+  AddThreads(app, config.n_threads);
 }
 
 void EvalOptions::AddTasks(CLI::App& app) {
@@ -197,7 +171,7 @@ Status EvalOptions::CheckLists() {
           fmt::format("--lengths {}: more than --ctx-size {}", length, config.n_ctx));
     }
   }
-  if (!ruler_tasks_.empty()) task.ruler_tasks = Split(ruler_tasks_);
+  if (!ruler_tasks_.empty()) task.ruler_tasks = Split(ruler_tasks_, ",");
   const std::vector<std::string> names = RulerTasks();
   for (const std::string& name : task.ruler_tasks) {
     if (std::ranges::find(names, name) == names.end())
@@ -271,7 +245,7 @@ Status EvalOptions::CheckCache() {
   return Status::Ok();
 }
 
-Json EvalOptions::Identity(const std::string& text, std::uint64_t model_size) const {
+Json EvalOptions::Identity(std::uint64_t model_size) const {
   Json j;
   // What kl and ppl print comes of the same run.
   j["task"] = TaskName(task.task == Task::kPpl ? Task::kKl : task.task);
@@ -279,7 +253,7 @@ Json EvalOptions::Identity(const std::string& text, std::uint64_t model_size) co
   j["llama_version"] = llama_version();
   j["model"] = std::filesystem::path(config.model).filename().string();
   j["model_bytes"] = model_size;
-  j["text"] = Fingerprint(text);
+  j["text"] = Fingerprint(config.text);
   j["device"] = device;
   j["format_k"] = format_k;
   j["format_v"] = format_v;

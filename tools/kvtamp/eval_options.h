@@ -23,8 +23,9 @@ class EvalOptions {
 
   // As given.
   std::string text_file, device = "kvtamp", output = "md", resume;
-  bool quiet = false, verbose = false, noise_floor = false;
-  EvalConfig config;  // all but the text and the plug-in
+  Talk talk;
+  bool noise_floor = false;
+  EvalConfig config;  // all but the text
   TestedCache tested{.name = "tested"};
 
   // As Check() found.
@@ -35,9 +36,8 @@ class EvalOptions {
 
   bool host() const { return device == "host"; }
   bool asks() const { return task.task != Task::kKl && task.task != Task::kPpl; }
-  // What two runs must have in common for one to go on with the other's work; `text` and `profile`
-  // as read.
-  Json Identity(const std::string& text, std::uint64_t model_size) const;
+  // What two runs must have in common for one to go on with the other's work; with the text.
+  Json Identity(std::uint64_t model_size) const;
 
  private:
   void AddRun(CLI::App& app);

@@ -207,19 +207,13 @@ Json MakeReport(const EvalOptions& options, const EvalResult& result) {
   j["pp_ts"] = Speed(tested.chunks, config.n_ctx, false);
   j["pp_ts_base"] = Speed(tested.chunks, config.n_ctx, true);
   AddChunks(j, task, tested.chunks);
-  if (!floor && !result.stats_json.empty()) {  // with the floor it adds up two caches
-    Json stats = Json::parse(result.stats_json, nullptr, false);
-    if (stats.is_object()) j["stats"] = std::move(stats);
-  }
+  if (!floor && result.stats.is_object()) j["stats"] = result.stats;  // else of two caches
   return j;
 }
 
 void PrintReport(const EvalOptions& options, const Json& report) {
-  const auto dump = [&](int indent) {
-    return report.dump(indent, ' ', false, Json::error_handler_t::replace);
-  };
-  if (options.output == "json") fmt::print("{}\n", dump(2));
-  if (options.output == "jsonl") fmt::print("{}\n", dump(-1));
+  if (options.output == "json") fmt::print("{}\n", Dump(report, 2));
+  if (options.output == "jsonl") fmt::print("{}\n", Dump(report));
   if (options.output == "csv") PrintCsv(report);
   if (options.output == "md") options.asks() ? PrintTaskMarkdown(report) : PrintMarkdown(report);
   std::fflush(stdout);

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
 
@@ -60,9 +59,15 @@ struct Taken {
 
 class Evaluation {
  public:
-  Evaluation(const EvalConfig& config, std::span<const TestedCache> tested,
+  Evaluation(const ModelPair& models, const EvalConfig& config, std::span<const TestedCache> tested,
              const ModelLayout& layout, const EvalHooks& hooks)
-      : config_(config), tested_(tested), layout_(layout), hooks_(hooks), batch_(config.n_batch) {}
+      : models_(models),
+        config_(config),
+        tested_(tested),
+        layout_(layout),
+        hooks_(hooks),
+        vocab_(llama_model_get_vocab(models.tested())),
+        batch_(config.n_batch) {}
 
   Result<EvalResult> Run() {
     if (Status s = Begin(); !s.ok()) return s;
@@ -104,28 +109,21 @@ class Evaluation {
   }
   std::size_t n_scored() const { return config_.n_ctx - 1 - first(); }
 
+  const ModelPair& models_;
   const EvalConfig& config_;
   const std::span<const TestedCache> tested_;
   const ModelLayout& layout_;
   const EvalHooks& hooks_;
-  ModelPair models_;
   Context base_{nullptr, &llama_free};
   std::vector<Context> contexts_;  // of tested_
-  const llama_vocab* vocab_ = nullptr;
+  const llama_vocab* vocab_;
   std::vector<llama_token> tokens_;
   Batch batch_;
   bool go_on_ = true;
-  nlohmann::json stats_ = nlohmann::json::object();
   EvalResult result_;
 };
 
 Status Evaluation::Begin() {
-  const bool own =
-      std::any_of(tested_.begin(), tested_.end(), [](const auto& t) { return !t.host; });
-  Result<ModelPair> loaded = LoadPair(config_.model, own ? config_.plugin : nullptr);
-  if (!loaded.ok()) return loaded.status();
-  models_ = std::move(loaded.value());
-  vocab_ = llama_model_get_vocab(models_.tested());
   if (Status s = MakeContexts(); !s.ok()) return s;
   result_.model = FactsOf(models_.tested());
   const std::uint32_t trained = result_.model.n_ctx_train;
@@ -146,14 +144,13 @@ Status Evaluation::MakeContexts() {
     contexts_.push_back(MakeContext(t.host ? models_.base.get() : models_.own.get(),
                                     {config_.n_ctx, config_.n_batch, config_.n_ubatch,
                                      config_.n_threads, t.flash_attention, t.type_k, t.type_v}));
-    if (!contexts_.back()) return HostError("cannot make the context that is to be tested");
+    if (!contexts_.back()) return HostError("cannot make the " + t.name + " context");
   }
   return Status::Ok();
 }
 
 Status Evaluation::CutText() {
   tokens_ = Tokenize(vocab_, config_.text);
-  result_.n_tokens_text = tokens_.size();
   std::uint32_t& n = result_.n_chunks;
   n = static_cast<std::uint32_t>(tokens_.size() / config_.n_ctx);
   if (config_.max_chunks > 0 && n > config_.max_chunks) n = config_.max_chunks;
@@ -241,7 +238,7 @@ Status Evaluation::RunChunk(std::uint32_t c, std::vector<Taken>& taken) {
     for (std::size_t i = 0; i < contexts_.size(); ++i) {
       Taken& to = taken[i];
       to.chunk.seconds_base += seconds_base;
-      if (Status s = Decode(contexts_[i].get(), batch_, "tested", to.chunk.seconds); !s.ok())
+      if (Status s = Decode(contexts_[i].get(), batch_, tested_[i].name, to.chunk.seconds); !s.ok())
         return s;
       if (truth.empty()) continue;
       const std::size_t at = to.scores.size();
@@ -260,12 +257,10 @@ Status Evaluation::RunChunk(std::uint32_t c, std::vector<Taken>& taken) {
 Status Evaluation::MeasureSizes(std::vector<Taken>& taken) {
   std::size_t n_own = 0;
   for (const TestedCache& t : tested_) n_own += t.host ? 0 : 1;
-  std::vector<nlohmann::json> caches;
+  Json caches = Json::array();
   if (n_own != 0) {
-    result_.stats_json = config_.plugin->stats_json();
-    stats_ = nlohmann::json::parse(result_.stats_json, nullptr, false);
-    if (!stats_.is_object()) stats_ = nlohmann::json::object();
-    caches = stats_.value("caches", caches);
+    result_.stats = StatsOf(*models_.plugin);
+    caches = result_.stats.value("caches", caches);
     if (caches.size() % n_own != 0)
       return Status::Internal("the plug-in's caches cannot be told apart");
   }
@@ -283,7 +278,7 @@ Status Evaluation::MeasureSizes(std::vector<Taken>& taken) {
 void Evaluation::Warn() {
   for (std::size_t i = 0; i < tested_.size(); ++i) {
     if (tested_[i].host || result_.tested[i].chunks.empty()) continue;
-    for (std::string& w : CacheWarnings(stats_, result_.tested[i].chunks.back().size))
+    for (std::string& w : CacheWarnings(result_.stats, result_.tested[i].chunks.back().size))
       result_.warnings.push_back(std::move(w));
     break;
   }
@@ -300,9 +295,10 @@ TestedCache FloorCache() {
                           {"KVTAMP_CONFIG", ""}}};
 }
 
-Result<EvalResult> Evaluate(const EvalConfig& config, std::span<const TestedCache> tested,
-                            const ModelLayout& layout, const EvalHooks& hooks) {
-  return Evaluation(config, tested, layout, hooks).Run();
+Result<EvalResult> Evaluate(const ModelPair& models, const EvalConfig& config,
+                            std::span<const TestedCache> tested, const ModelLayout& layout,
+                            const EvalHooks& hooks) {
+  return Evaluation(models, config, tested, layout, hooks).Run();
 }
 
 }  // namespace kvtamp::tool

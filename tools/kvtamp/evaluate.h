@@ -11,7 +11,6 @@
 
 #include <ggml.h>
 
-#include <functional>
 #include <span>
 #include <string>
 #include <utility>
@@ -21,14 +20,14 @@
 #include "tools/kvtamp/cache_size.h"
 #include "tools/kvtamp/divergence.h"
 #include "tools/kvtamp/host_model.h"
-#include "tools/kvtamp/plugin.h"
+#include "tools/kvtamp/progress.h"
 #include "tools/kvtamp/run_log.h"
 
 namespace kvtamp::tool {
 
 // A cache that is tested: on kvtamp's device, or the host's own with these types.
 struct TestedCache {
-  std::string name = {};  // by which its chunks are known in a RunLog: "tested", "floor", …
+  std::string name;  // in messages and in a RunLog: "tested", "k4v4@n_sink=0", "host q8_0"
   bool host = false;
   ggml_type type_k = GGML_TYPE_F16, type_v = GGML_TYPE_F16;
   bool flash_attention = true;
@@ -49,7 +48,6 @@ struct EvalConfig {
   std::uint32_t n_scored = 0;    // last positions of a chunk; 0 = its second half
   bool decode_only = false;      // what is scored goes token by token, in all contexts
   int n_threads = 1;
-  const Plugin* plugin = nullptr;  // may be null where all tested caches are the host's
 };
 
 struct ChunkResult {
@@ -66,21 +64,21 @@ struct TestedResult {
 
 struct EvalResult {
   ModelFacts model;
-  std::size_t n_tokens_text = 0;
   std::uint32_t n_chunks = 0;        // asked for and there
   std::vector<TestedResult> tested;  // as given
-  std::string stats_json;            // the plug-in's last snapshot of them all, "" without one
+  Json stats;                        // the plug-in's last snapshot of them all, null without one
   std::vector<std::string> warnings;
 };
 
 // What an evaluation asks of its caller.
 struct EvalHooks {
-  // The fraction of all work that is done, and a word on what; false stops after the current batch,
-  // and what is complete by then is the result.
-  std::function<bool(double, const std::string&)> progress;
+  // False stops after the current batch, and what is complete by then is the result.
+  ProgressCall progress;
   RunLog* log = nullptr;  // never null: chunks found there are not run again, others are added
 };
-Result<EvalResult> Evaluate(const EvalConfig& config, std::span<const TestedCache> tested,
-                            const ModelLayout& layout, const EvalHooks& hooks);
+// `models` without the plug-in's will do where all tested caches are the host's.
+Result<EvalResult> Evaluate(const ModelPair& models, const EvalConfig& config,
+                            std::span<const TestedCache> tested, const ModelLayout& layout,
+                            const EvalHooks& hooks);
 
 }  // namespace kvtamp::tool

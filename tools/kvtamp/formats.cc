@@ -1,10 +1,9 @@
 // kvtamp formats: the short names, what they stand for, and their true size.
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
 #include "codec/format.h"
 #include "tools/kvtamp/cli.h"
+#include "tools/kvtamp/json.h"
 
 namespace kvtamp::tool {
 namespace {
@@ -29,27 +28,27 @@ Examples:
   kvtamp formats --cache-page-size 128
   kvtamp formats -o json)");
   std::string output = "md";
-  app.add_option("-o,--output", output, "md or json")->check(CLI::IsMember({"md", "json"}));
+  AddOutput(app, output, {"md", "json"});
   SettingFlags flags;
   flags.AddTo(app, "cache.page_size");
   if (const auto code = Parse(app, args)) return *code;
   const Result<control::Settings> settings = flags.Load();
-  if (!settings.ok()) return Fail("formats", settings.status().message(), kBadUsage);
+  if (!settings.ok()) return Fail("formats", settings.status(), kBadUsage);
   const std::uint32_t page_size = settings.value().page_size;
 
-  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  Json rows = Json::array();
   for (const codec::ShortName& name : codec::ShortNames()) {
     const auto pair = codec::ParsePair(name.name);
-    if (!pair.ok()) return Fail("formats", pair.status().message(), kFailed);
-    nlohmann::ordered_json row = {{"name", name.name},
-                                  {"format_k", codec::FormatName(pair.value().k)},
-                                  {"format_v", codec::FormatName(pair.value().v)},
-                                  {"page_size", page_size}};
+    if (!pair.ok()) return Fail("formats", pair.status(), kFailed);
+    Json row = {{"name", name.name},
+                {"format_k", codec::FormatName(pair.value().k)},
+                {"format_v", codec::FormatName(pair.value().v)},
+                {"page_size", page_size}};
     for (const std::uint32_t dim : kDims) {
       const auto k = Bits(pair.value().k, codec::Side::kK, dim, page_size);
       const auto v = Bits(pair.value().v, codec::Side::kV, dim, page_size);
       if (!k.ok() || !v.ok()) {
-        return Fail("formats", (k.ok() ? v.status() : k.status()).message(), kFailed);
+        return Fail("formats", k.ok() ? v.status() : k.status());
       }
       row["bits"][std::to_string(dim)] = {
           {"k", k.value()}, {"v", v.value()}, {"kv", (k.value() + v.value()) / 2}};
@@ -58,7 +57,7 @@ Examples:
     rows.push_back(std::move(row));
   }
   if (output == "json") {
-    fmt::print("{}\n", rows.dump(2));
+    fmt::print("{}\n", Dump(rows, 2));
     return kDone;
   }
   fmt::print(

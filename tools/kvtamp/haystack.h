@@ -31,7 +31,6 @@ class Haystack {
 
   const Vocabulary& vocabulary() const { return vocabulary_; }
   const std::string& text() const { return text_; }
-  std::size_t size() const { return tokens_.size(); }
 
   // n tokens, the i-th of so many passages evenly spread over the text; from the start of a
   // sentence where one is near.

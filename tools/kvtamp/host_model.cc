@@ -6,7 +6,9 @@
 #include <chrono>
 
 namespace kvtamp::tool {
+namespace {
 
+// device null: the CPU alone. Null with the reason in TakeHostErrors() if it cannot be loaded.
 Model LoadModel(const std::string& path, ggml_backend_dev_t device) {
   ggml_backend_dev_t devices[] = {device, nullptr};  // null first: the CPU alone
   llama_model_params params = llama_model_default_params();
@@ -15,13 +17,24 @@ Model LoadModel(const std::string& path, ggml_backend_dev_t device) {
   return {llama_model_load_from_file(path.c_str(), params), &llama_model_free};
 }
 
-Result<ModelPair> LoadPair(const std::string& path, const Plugin* plugin) {
-  TakeHostErrors();
+}  // namespace
+
+Result<ModelPair> LoadPair(const std::string& path, bool with_plugin) {
   ModelPair pair;
+  if (with_plugin) {
+    const Result<std::string> file = FindPlugin();
+    if (!file.ok()) return file.status();
+    const Result<Plugin> plugin = LoadPlugin(file.value());
+    if (!plugin.ok()) return plugin.status();
+    pair.plugin = plugin.value();
+  } else {
+    LoadHost();
+  }
+  TakeHostErrors();
   pair.base = LoadModel(path, nullptr);
   if (!pair.base) return HostError("cannot load " + path);
-  if (plugin == nullptr) return pair;
-  pair.own = LoadModel(path, plugin->device);
+  if (!pair.plugin) return pair;
+  pair.own = LoadModel(path, pair.plugin->device);
   if (!pair.own) return HostError("cannot load " + path + " for device " + kDeviceName);
   return pair;
 }
@@ -91,7 +104,8 @@ void Batch::Add(llama_token token, std::uint32_t pos, bool wants_logits) {
   batch_.logits[i] = wants_logits ? 1 : 0;
 }
 
-Status Decode(llama_context* context, const Batch& batch, const char* which, double& seconds) {
+Status Decode(llama_context* context, const Batch& batch, const std::string& which,
+              double& seconds) {
   const auto start = std::chrono::steady_clock::now();
   const int code = llama_decode(context, batch.get());
   llama_synchronize(context);

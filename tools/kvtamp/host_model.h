@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,16 +17,15 @@ namespace kvtamp::tool {
 using Model = std::unique_ptr<llama_model, decltype(&llama_model_free)>;
 using Context = std::unique_ptr<llama_context, decltype(&llama_free)>;
 
-// device null: the CPU alone. Null with the reason in TakeHostErrors() if it cannot be loaded.
-Model LoadModel(const std::string& path, ggml_backend_dev_t device);
-
 // The same model twice: on the CPU alone for the base, and on the plug-in's device.
 struct ModelPair {
   Model base{nullptr, &llama_model_free};
-  Model own{nullptr, &llama_model_free};  // null without a plug-in: the host's own cache is tested
+  Model own{nullptr, &llama_model_free};  // null without the plug-in: the host's cache is tested
+  std::optional<Plugin> plugin;
   llama_model* tested() const { return own ? own.get() : base.get(); }
 };
-Result<ModelPair> LoadPair(const std::string& path, const Plugin* plugin);
+// Loads the host's backends and, where that is wanted, the plug-in before.
+Result<ModelPair> LoadPair(const std::string& path, bool with_plugin);
 
 struct ModelFacts {
   std::string type;  // as libllama describes it
@@ -67,7 +67,8 @@ class Batch {
 };
 
 // `seconds` grows by the time it took; `which` names the context in the error.
-Status Decode(llama_context* context, const Batch& batch, const char* which, double& seconds);
+Status Decode(llama_context* context, const Batch& batch, const std::string& which,
+              double& seconds);
 
 // `what`, with what the host said before.
 Status HostError(const std::string& what);

@@ -125,22 +125,6 @@ std::string WhyPlain(const File& file, const std::string& architecture, const st
 
 }  // namespace
 
-std::uint64_t ModelLayout::elements() const {
-  std::uint64_t n = 0;
-  for (const LayerLayout& layer : layers) n += layer.elements_k() + layer.elements_v();
-  return n;
-}
-
-std::uint64_t ModelLayout::elements_at(std::uint64_t n_tokens) const {
-  if (n_tokens == 0) return elements();
-  std::uint64_t n = 0;
-  for (const LayerLayout& layer : layers) {
-    const std::uint64_t kept = layer.swa ? std::min<std::uint64_t>(n_tokens, n_swa) : n_tokens;
-    n += (layer.elements_k() + layer.elements_v()) * kept;
-  }
-  return n / n_tokens;
-}
-
 Result<ModelLayout> ReadLayout(const std::string& gguf) {
   {
     std::ifstream in(gguf, std::ios::binary);
@@ -226,6 +210,13 @@ Result<ModelLayout> ReadLayout(const std::string& gguf) {
     if (!shared && layer.n_head_kv > 0 && layer.head_size_k > 0) model.layers.push_back(layer);
   }
   return model;
+}
+
+Result<ModelLayout> ReadCacheLayout(const std::string& gguf) {
+  Result<ModelLayout> layout = ReadLayout(gguf);
+  if (layout.ok() && layout.value().layers.empty())
+    return Status::Invalid(gguf + " has no K/V cache");
+  return layout;
 }
 
 Status CheckFormats(const ModelLayout& model, const control::Settings& settings) {

@@ -36,13 +36,11 @@ struct ModelLayout {
   std::uint32_t n_shared = 0;       // layers that read another layer's K/V
   bool causal = true;               // false: an encoder
   std::vector<LayerLayout> layers;  // those with K/V of their own
-
-  std::uint64_t elements() const;  // K and V of one token, all layers
-  // K and V of a token at `n_tokens` tokens in all, sliding layers counted with what they keep.
-  std::uint64_t elements_at(std::uint64_t n_tokens) const;
 };
 
 Result<ModelLayout> ReadLayout(const std::string& gguf);
+// An error, too, for a model without a K/V cache.
+Result<ModelLayout> ReadCacheLayout(const std::string& gguf);
 
 // Whether the formats asked for fit the model's heads: an error when a group of elements that the
 // user chose does not divide one. (Heads of a size that no format takes are not the user's mistake:

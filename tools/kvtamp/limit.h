@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "tools/kvtamp/run_log.h"
+#include "tools/kvtamp/json.h"
 
 namespace kvtamp::tool {
 

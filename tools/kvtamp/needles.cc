@@ -5,11 +5,10 @@
 
 namespace kvtamp::tool {
 
-Result<NeedlesFound> FindNeedles(const EvalConfig& config, std::span<const TestedCache> tested,
+Result<NeedlesFound> FindNeedles(const ModelPair& models, const EvalConfig& config,
+                                 std::span<const TestedCache> tested,
                                  const std::vector<double>& depths, const EvalHooks& hooks) {
-  const auto models = LoadPair(config.model, config.plugin);
-  if (!models.ok()) return models.status();
-  llama_model* base = models.value().base.get();
+  llama_model* base = models.base.get();
   TaskOptions options;
   options.lengths = {config.n_ctx};
   options.depths = depths;
@@ -27,7 +26,7 @@ Result<NeedlesFound> FindNeedles(const EvalConfig& config, std::span<const Teste
     const Environment environment(t.environment);
     shape.type_k = t.type_k;
     shape.type_v = t.type_v;
-    if (Status s = add(t.host ? base : models.value().own.get(), t.name); !s.ok()) return s;
+    if (Status s = add(t.host ? base : models.own.get(), t.name); !s.ok()) return s;
   }
   std::vector<Answerer*> all;
   for (const auto& cache : caches) all.push_back(cache.get());

@@ -11,7 +11,8 @@ struct NeedlesFound {
 };
 
 // One needle at each depth (percent) of prompts of config.n_ctx tokens cut from config.text.
-Result<NeedlesFound> FindNeedles(const EvalConfig& config, std::span<const TestedCache> tested,
+Result<NeedlesFound> FindNeedles(const ModelPair& models, const EvalConfig& config,
+                                 std::span<const TestedCache> tested,
                                  const std::vector<double>& depths, const EvalHooks& hooks);
 
 }  // namespace kvtamp::tool

@@ -81,8 +81,13 @@ std::string TakeHostErrors() {
   return text;
 }
 
-Result<Plugin> LoadPlugin(const std::string& path) {
+void LoadHost() {
   ggml_backend_load_all();
+  llama_backend_init();
+}
+
+Result<Plugin> LoadPlugin(const std::string& path) {
+  LoadHost();
   TakeHostErrors();
   Plugin plugin;
   plugin.reg = ggml_backend_load(path.c_str());

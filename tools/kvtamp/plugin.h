@@ -26,8 +26,10 @@ struct Plugin {
   ggml_backend_dev_t device = nullptr;
   const char* (*stats_json)() = nullptr;  // never null: an empty object when the plug-in has none
 };
-// Loads the host's own backends first, as they must be, then the plug-in. Settings must already be
-// in the environment. The error is the plug-in's or ggml's own line.
+// The host's own backends, which must come before the plug-in.
+void LoadHost();
+// The host's too. Settings must already be in the environment. The error is the plug-in's or ggml's
+// own line.
 Result<Plugin> LoadPlugin(const std::string& path);
 
 }  // namespace kvtamp::tool

@@ -2,9 +2,13 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <string>
 
 namespace kvtamp::tool {
+
+// `done`: 0 … 1, of what. False once there is to be an end.
+using ProgressCall = std::function<bool(double done, const std::string& what)>;
 
 class Progress {
  public:
@@ -14,7 +18,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // `done`: 0 … 1. False once the user wants an end.
+  // A ProgressCall: the user ends it.
   bool operator()(double done, const std::string& what);
 
  private:

@@ -7,18 +7,12 @@
 #include <numeric>
 
 #include "tools/kvtamp/ruler.h"
+#include "tools/kvtamp/words.h"
 
 namespace kvtamp::tool {
 namespace {
 
 constexpr const char* kTaskNames[] = {"kl", "ppl", "needle", "ruler", "generate"};
-
-std::string Lower(std::string text) {
-  for (char& c : text) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return text;
-}
 
 std::string FirstNumber(const std::string& text) {
   const char* digits = "0123456789";

@@ -9,8 +9,6 @@
 namespace kvtamp::tool {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 std::string Ratio(double kld, const QualityRow* to) {
   return to == nullptr || to->total.kld_mean <= 0 ? "-"
                                                   : fmt::format("{:.2f}", kld / to->total.kld_mean);

@@ -2,11 +2,11 @@
 // and a plot. Pure.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "tools/kvtamp/divergence.h"
+#include "tools/kvtamp/json.h"
 
 namespace kvtamp::tool {
 
@@ -39,7 +39,7 @@ struct QualityTable {
 
 std::string QualityMarkdown(const QualityTable& table);
 std::string QualityCsv(const QualityTable& table);
-nlohmann::ordered_json QualityJson(const QualityTable& table);
+Json QualityJson(const QualityTable& table);
 // Loss over bits, both axes labelled, the front drawn through; stands alone, no script.
 std::string QualitySvg(const QualityTable& table);
 

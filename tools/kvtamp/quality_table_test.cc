@@ -114,6 +114,20 @@ TEST(StoredSize, IsTheFormatsAndTheWindows) {
   EXPECT_LT(bits("k2v2", 4096), bits("k3v3", 4096) - 0.8);
 }
 
+// What queries leave is counted: a float for each channel of K, where its widths depend on them.
+TEST(StoredSize, CountsWhatQueriesLeave) {
+  ModelLayout layout;
+  layout.layers = {{0, 3, 64, 64, false, ""}, {1, 2, 576, 0, false, ""}};
+  const auto bytes = [&](const char* type_k) {
+    const auto settings = control::LoadSettings({{"cache.type_k", type_k, "-ctk"}}, {});
+    EXPECT_TRUE(settings.ok());
+    const auto size = StoredSize(layout, settings.value(), 64, 64);  // all in the window: f16
+    EXPECT_TRUE(size.ok()) << size.status().message();
+    return size.value().stored_bytes;
+  };
+  EXPECT_EQ(bytes("int4_pc+qw") - bytes("int4_pc"), (3 * 64 + 2 * 576) * sizeof(float));
+}
+
 // A sliding window keeps what it sees.
 TEST(StoredSize, OfASlidingWindowStopsGrowing) {
   ModelLayout layout;

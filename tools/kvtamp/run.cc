@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "tools/kvtamp/cli.h"
+#include "tools/kvtamp/environment.h"
 #include "tools/kvtamp/layout.h"
 #include "tools/kvtamp/plugin.h"
 #include "tools/kvtamp/run_plan.h"
@@ -90,15 +91,11 @@ int RunMain(const Args& args) {
   }
 
   const Result<control::Settings> settings = settings_flags.Load();
-  if (!settings.ok()) return Fail("run", settings.status().message(), kBadUsage);
+  if (!settings.ok()) return Fail("run", settings.status(), kBadUsage);
   const Result<std::string> plugin = FindPlugin();
-  if (!plugin.ok()) return Fail("run", plugin.status().message(), kOwnFailure);
-  const Result<RunPlan> planned =
-      PlanRun(plugin.value(), program, [](const std::string& name) -> std::optional<std::string> {
-        const char* value = std::getenv(name.c_str());
-        return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-      });
-  if (!planned.ok()) return Fail("run", planned.status().message(), kOwnFailure);
+  if (!plugin.ok()) return Fail("run", plugin.status(), kOwnFailure);
+  const Result<RunPlan> planned = PlanRun(plugin.value(), program, GetVariable);
+  if (!planned.ok()) return Fail("run", planned.status(), kOwnFailure);
   const RunPlan& plan = planned.value();
   std::vector<std::string> warnings = plan.warnings;
   if (!plan.model.empty()) {
@@ -106,7 +103,7 @@ int RunMain(const Args& args) {
     // A file that cannot be read is for the program to complain about.
     if (const auto layout = ReadLayout(plan.model); layout.ok()) {
       if (const Status fits = CheckFormats(layout.value(), settings.value()); !fits.ok()) {
-        return Fail("run", fits.message(), kBadUsage);
+        return Fail("run", fits, kBadUsage);
       }
       if (layout.value().layers.empty() || !layout.value().causal) {
         warnings.push_back(plan.model + " has no K/V cache (architecture " +

@@ -14,7 +14,7 @@ namespace {
 // Why a run with `now` must not go on with what one with `then` has done; "" if it may.
 std::string Difference(const Json& then, const Json& now) {
   const auto text = [](const Json& j, const std::string& name) {
-    return j.contains(name) ? j.at(name).dump() : std::string("none");
+    return j.contains(name) ? Dump(j.at(name)) : std::string("none");
   };
   Json names = now;
   names.update(then);
@@ -55,7 +55,7 @@ Result<RunLog> RunLog::Open(const std::string& path, const Json& settings) {
   log.out_.open(path, std::ios::binary | std::ios::app);
   if (ec || !log.out_)
     return Status::Invalid("--resume: cannot write " + path + ": " + std::strerror(errno));
-  if (whole == 0) log.out_ << Json{{"settings", settings}}.dump() << std::endl;
+  if (whole == 0) log.out_ << Dump({{"settings", settings}}) << std::endl;
   return log;
 }
 
@@ -94,7 +94,7 @@ Status RunLog::Add(const std::string& pass, const std::string& item, const Json&
   if (path_.empty()) return Status::Ok();
   Json line = {{"pass", pass}, {"item", item}};
   line.update(body);
-  out_ << line.dump(-1, ' ', false, Json::error_handler_t::replace) << std::endl;
+  out_ << Dump(line) << std::endl;
   if (!out_) return Status::Invalid("--resume: cannot write " + path_);
   return Status::Ok();
 }

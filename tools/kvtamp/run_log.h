@@ -6,15 +6,13 @@
 #include <cstdint>
 #include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
 #include "base/status.h"
+#include "tools/kvtamp/json.h"
 
 namespace kvtamp::tool {
-
-using Json = nlohmann::ordered_json;
 
 // By which a long text is known (FNV-1a).
 std::uint64_t Fingerprint(std::string_view text);

@@ -1,9 +1,10 @@
 #include "tools/kvtamp/run_plan.h"
 
 #include <algorithm>
-#include <cctype>
 #include <span>
 #include <string_view>
+
+#include "tools/kvtamp/words.h"
 
 namespace kvtamp::tool {
 namespace {
@@ -42,11 +43,6 @@ constexpr Wish kWishes[] = {
     // llama-server keeps idle prompts uncompressed in RAM otherwise, 8 GiB of them.
     {"LLAMA_ARG_CACHE_RAM", "0", kCacheRam, {}},
 };
-
-std::string Lower(std::string text) {
-  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return text;
-}
 
 bool In(std::string_view word, std::span<const std::string_view> words) {
   return std::find(words.begin(), words.end(), word) != words.end();
@@ -98,20 +94,14 @@ class Words {
 // The devices of a list that are not ours.
 std::string Others(const std::string& devices) {
   std::string others;
-  for (std::size_t at = 0; at < devices.size();) {
-    const std::size_t end = std::min(devices.find_first_of(",/", at), devices.size());
-    const std::string name = devices.substr(at, end - at);
+  for (const std::string& name : Split(devices, ",/"))
     if (!name.empty() && Lower(name) != "kvtamp") others += (others.empty() ? "" : ", ") + name;
-    at = end + 1;
-  }
   return others;
 }
 
 bool NamesUs(const std::string& devices) {
-  std::string list(1, ',');
-  list += Lower(devices);
-  list += ',';
-  return list.find(",kvtamp,") != list.npos || list.find("/kvtamp/") != list.npos;
+  const std::vector<std::string> names = Split(Lower(devices), ",/");
+  return std::find(names.begin(), names.end(), "kvtamp") != names.end();
 }
 
 }  // namespace

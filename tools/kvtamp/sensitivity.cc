@@ -13,7 +13,6 @@
 #include <thread>
 
 #include "tools/kvtamp/divergence.h"
-#include "tools/kvtamp/host_model.h"
 
 namespace kvtamp::tool {
 namespace {
@@ -65,15 +64,11 @@ class RunProfile {
 
 class Runner {
  public:
-  Runner(const SensitivityConfig& config, const ModelLayout& layout)
-      : config_(config), layout_(layout), batch_(config.n_ubatch) {}
+  Runner(const SensitivityConfig& config, const ModelLayout& layout, Model model)
+      : config_(config), layout_(layout), batch_(config.n_ubatch), model_(std::move(model)) {}
 
-  Status Begin() {
+  Status Begin(llama_model* base_model) {
     if (!run_profile_.ok()) return Status::Invalid("cannot make a folder for temporary files");
-    TakeHostErrors();
-    model_ = LoadModel(config_.model, config_.plugin->device);
-    const Model base_model = LoadModel(config_.model, nullptr);
-    if (!model_ || !base_model) return HostError("cannot load " + config_.model);
     const llama_vocab* vocab = llama_model_get_vocab(model_.get());
     n_vocab_ = static_cast<std::size_t>(llama_vocab_n_tokens(vocab));
     tokens_ = Tokenize(vocab, config_.text);
@@ -81,7 +76,7 @@ class Runner {
       return Status::Invalid(fmt::format("the text has {} tokens, {} are needed", tokens_.size(),
                                          config_.n_tokens + 1));
     }
-    const Context base = MakeContext(base_model.get(), Shape());
+    const Context base = MakeContext(base_model, Shape());
     if (!base) return HostError("cannot make a context");
     base_logits_.resize(std::size_t{config_.n_scored} * n_vocab_);
     return Run(base.get(), [&](std::size_t row, const float* logits) {
@@ -136,7 +131,7 @@ class Runner {
   const ModelLayout& layout_;
   RunProfile run_profile_;
   Batch batch_;
-  Model model_{nullptr, &llama_model_free};
+  Model model_;
   std::size_t n_vocab_ = 0;
   std::vector<llama_token> tokens_;
   std::vector<float> base_logits_;
@@ -151,15 +146,17 @@ std::string Name(const Unit& unit) {
 
 }  // namespace
 
-Result<SensitivityResult> MeasureSensitivity(
-    const SensitivityConfig& config, const ModelLayout& layout,
-    const std::function<bool(double, std::uint32_t, const std::string&)>& progress) {
-  Runner runner(config, layout);
-  if (Status s = runner.Begin(); !s.ok()) return s;
+Result<SensitivityResult> MeasureSensitivity(ModelPair models, const SensitivityConfig& config,
+                                             const ModelLayout& layout,
+                                             const ProgressCall& progress) {
+  Runner runner(config, layout, std::move(models.own));
+  if (Status s = runner.Begin(models.base.get()); !s.ok()) return s;
+  models.base.reset();
   SensitivityResult result;
   result.profile.model = layout.name;
   const auto measure = [&](const Unit& unit, double done) -> Result<double> {
-    if (!progress(done, runner.runs(), Name(unit))) return Status::Invalid("interrupted");
+    if (!progress(done, fmt::format("{} runs, {}", runner.runs(), Name(unit))))
+      return Status::Invalid("interrupted");
     return runner.Divergence(unit);
   };
   const auto floor = measure({}, 0);

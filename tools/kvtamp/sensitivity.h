@@ -7,13 +7,13 @@
 // more than `split_above`.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "control/profile.h"
+#include "tools/kvtamp/host_model.h"
 #include "tools/kvtamp/layout.h"
-#include "tools/kvtamp/plugin.h"
+#include "tools/kvtamp/progress.h"
 
 namespace kvtamp::tool {
 
@@ -22,7 +22,6 @@ struct SensitivityConfig {
   std::uint32_t n_tokens = 640, n_scored = 256, n_ubatch = 64;
   int n_threads = 1;
   double split_above = 1.5e-3;
-  const Plugin* plugin = nullptr;
 };
 
 struct SensitivityResult {
@@ -31,9 +30,9 @@ struct SensitivityResult {
   std::uint32_t n_runs = 0;
 };
 
-// `progress(fraction, runs, what)`; false stops with an error.
-Result<SensitivityResult> MeasureSensitivity(
-    const SensitivityConfig& config, const ModelLayout& layout,
-    const std::function<bool(double, std::uint32_t, const std::string&)>& progress);
+// An end that `progress` wants is an error.
+Result<SensitivityResult> MeasureSensitivity(ModelPair models, const SensitivityConfig& config,
+                                             const ModelLayout& layout,
+                                             const ProgressCall& progress);
 
 }  // namespace kvtamp::tool

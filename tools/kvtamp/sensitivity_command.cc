@@ -1,8 +1,8 @@
 // kvtamp sensitivity: writes the profile by which bits are shared out over KV heads.
 #include <fmt/format.h>
-#include <llama.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "tools/kvtamp/cli.h"
 #include "tools/kvtamp/progress.h"
@@ -18,65 +18,39 @@ Examples:
   kvtamp run --cache k2.5v2.5 --cache-profile model.profile.toml -- llama-server -m model.gguf)");
   SensitivityConfig config;
   std::string text_file, output;
-  bool quiet = false, verbose = false;
-  config.n_threads = DefaultThreads();
-  app.add_option("-m,--model", config.model, "GGUF file")->required()->type_name("FILE");
-  app.add_option("-f,--file", text_file,
-                 "text, some thousand words of the kind the model will read")
-      ->required()
-      ->type_name("FILE");
+  Talk talk;
+  AddModel(app, config.model);
+  AddText(app, text_file, "text, some thousand words of the kind the model will read");
   app.add_option("-o,--output", output, "profile to write")->required()->type_name("FILE");
-  app.add_option("-c,--ctx-size", config.n_tokens, "tokens of a run")
-      ->check(CLI::Range(256u, 65536u))
-      ->capture_default_str()
-      ->type_name("N");
-  app.add_option("--scored", config.n_scored, "of which the last so many are compared")
-      ->check(CLI::Range(16u, 65536u))
-      ->capture_default_str()
-      ->type_name("N");
-  app.add_option("--split-above", config.split_above,
-                 "layers worth more than this KL divergence are measured head by head")
-      ->check(CLI::Range(0.0, 1e9))
-      ->capture_default_str()
+  AddNumber(app, "-c,--ctx-size", config.n_tokens, "tokens of a run", 256, 65536);
+  AddNumber(app, "--scored", config.n_scored, "of which the last so many are compared", 16, 65536);
+  AddNumber(app, "--split-above", config.split_above,
+            "layers worth more than this KL divergence are measured head by head", 0, 1e9)
       ->type_name("KL");
-  app.add_option("-t,--threads", config.n_threads, "threads")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str()
-      ->type_name("N");
-  app.add_flag("-q,--quiet", quiet, "no progress");
-  app.add_flag("-v,--verbose", verbose, "let the host's log through");
+  AddThreads(app, config.n_threads);
+  talk.AddTo(app);
   if (const auto code = Parse(app, args)) return *code;
   if (config.n_scored + 128 > config.n_tokens)
     return Fail("sensitivity", "--scored must leave 128 tokens of --ctx-size to be coded",
                 kBadUsage);
-  SilenceHost(verbose);
-  const Result<ModelLayout> layout = ReadLayout(config.model);
-  if (!layout.ok()) return Fail("sensitivity", layout.status().message(), kFailed);
-  if (layout.value().layers.empty())
-    return Fail("sensitivity", config.model + " has no K/V cache", kFailed);
-  Result<std::string> text = ReadFile(text_file);
-  if (!text.ok()) return Fail("sensitivity", text.status().message(), kFailed);
-  // Tokens have about four letters: no need to cut a book into them.
-  config.text = text.value().substr(0, std::size_t{config.n_tokens} * 32);
-  const Result<std::string> path = FindPlugin();
-  if (!path.ok()) return Fail("sensitivity", path.status().message(), kFailed);
-  const Result<Plugin> plugin = LoadPlugin(path.value());
-  if (!plugin.ok()) return Fail("sensitivity", plugin.status().message(), kFailed);
-  config.plugin = &plugin.value();
-  llama_backend_init();
-
+  SilenceHost(talk.verbose);
+  const Result<ModelLayout> layout = ReadCacheLayout(config.model);
+  if (!layout.ok()) return Fail("sensitivity", layout.status());
+  Result<std::string> text = ReadText(text_file, config.n_tokens);
+  if (!text.ok()) return Fail("sensitivity", text.status());
+  config.text = std::move(text.value());
   NoteInterrupts();
+  Result<ModelPair> models = LoadPair(config.model, true);
+  if (!models.ok()) return Fail("sensitivity", models.status());
   const auto measured = [&] {
-    Progress progress("sensitivity", quiet);
-    return MeasureSensitivity(config, layout.value(),
-                              [&](double done, std::uint32_t runs, const std::string& what) {
-                                return progress(done, fmt::format("{} runs, {}", runs, what));
-                              });
+    Progress progress("sensitivity", talk.quiet);
+    return MeasureSensitivity(std::move(models.value()), config, layout.value(),
+                              std::ref(progress));
   }();
-  if (!measured.ok()) return Fail("sensitivity", measured.status().message(), kFailed);
+  if (!measured.ok()) return Fail("sensitivity", measured.status());
   const SensitivityResult& result = measured.value();
   if (const Status s = control::WriteProfile(output, result.profile); !s.ok())
-    return Fail("sensitivity", s.message(), kFailed);
+    return Fail("sensitivity", s);
 
   // The heads worth most, so that one sees whether sharing out pays.
   struct Head {

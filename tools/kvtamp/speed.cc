@@ -13,8 +13,9 @@ namespace {
 // What a cache holds at a depth, and going back to that.
 class Subject {
  public:
-  Subject(Context context, const SpeedConfig& config, std::uint32_t depth)
-      : context_(std::move(context)),
+  Subject(std::string name, Context context, const SpeedConfig& config, std::uint32_t depth)
+      : name_(std::move(name)),
+        context_(std::move(context)),
         config_(config),
         depth_(depth),
         batch_(config.n_batch),
@@ -29,7 +30,7 @@ class Subject {
       for (std::uint32_t i = 0; i < now; ++i)
         batch_.Add(static_cast<llama_token>(rng_() % static_cast<std::uint32_t>(n_vocab_)), pos_++,
                    i + 1 == now);
-      if (Status s = Decode(context_.get(), batch_, "measured", seconds); !s.ok()) return s;
+      if (Status s = Decode(context_.get(), batch_, name_, seconds); !s.ok()) return s;
     }
     return Status::Ok();
   }
@@ -51,6 +52,7 @@ class Subject {
   }
 
  private:
+  const std::string name_;
   Context context_;
   const SpeedConfig& config_;
   const std::uint32_t depth_;
@@ -62,9 +64,9 @@ class Subject {
 
 class SpeedRun {
  public:
-  SpeedRun(const SpeedConfig& config, std::span<const TestedCache> caches,
-           const SpeedProgress& progress)
-      : config_(config), caches_(caches), progress_(progress) {
+  SpeedRun(const ModelPair& models, const SpeedConfig& config, std::span<const TestedCache> caches,
+           const ProgressCall& progress)
+      : models_(models), config_(config), caches_(caches), progress_(progress) {
     for (const std::uint32_t depth : config.depths)
       total_ += static_cast<double>(caches.size()) *
                 (depth + Longest() +
@@ -72,10 +74,6 @@ class SpeedRun {
   }
 
   Result<SpeedResult> All() {
-    const bool own = std::any_of(caches_.begin(), caches_.end(), [](auto& c) { return !c.host; });
-    auto loaded = LoadPair(config_.model, own ? config_.plugin : nullptr);
-    if (!loaded.ok()) return loaded.status();
-    models_ = std::move(loaded.value());
     result_.model = FactsOf(models_.tested());
     for (const std::uint32_t depth : config_.depths) {
       if (Status s = AtDepth(depth); !s.ok()) return s;
@@ -97,8 +95,11 @@ class SpeedRun {
     shape.type_k = cache.type_k;
     shape.type_v = cache.type_v;
     Context context = MakeContext(cache.host ? models_.base.get() : models_.own.get(), shape);
-    if (!context) return HostError(fmt::format("cannot make a context of {} tokens", shape.n_ctx));
-    return std::make_unique<Subject>(std::move(context), config_, depth);
+    if (!context) {
+      return HostError(
+          fmt::format("cannot make the {} context of {} tokens", cache.name, shape.n_ctx));
+    }
+    return std::make_unique<Subject>(cache.name, std::move(context), config_, depth);
   }
 
   // False in go_on_ when the user wants an end.
@@ -154,10 +155,10 @@ class SpeedRun {
     return Status::Ok();
   }
 
+  const ModelPair& models_;
   const SpeedConfig& config_;
   const std::span<const TestedCache> caches_;
-  const SpeedProgress& progress_;
-  ModelPair models_;
+  const ProgressCall& progress_;
   SpeedResult result_;
   double done_ = 0, total_ = 0;
   bool go_on_ = true;
@@ -165,9 +166,10 @@ class SpeedRun {
 
 }  // namespace
 
-Result<SpeedResult> MeasureSpeed(const SpeedConfig& config, std::span<const TestedCache> caches,
-                                 const SpeedProgress& progress) {
-  return SpeedRun(config, caches, progress).All();
+Result<SpeedResult> MeasureSpeed(const ModelPair& models, const SpeedConfig& config,
+                                 std::span<const TestedCache> caches,
+                                 const ProgressCall& progress) {
+  return SpeedRun(models, config, caches, progress).All();
 }
 
 }  // namespace kvtamp::tool

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <ctime>
-#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,7 +14,6 @@ namespace kvtamp::tool {
 
 struct SpeedConfig {
   std::string model;
-  const Plugin* plugin = nullptr;
   std::vector<std::uint32_t> depths{0, 2048, 8192, 32768};  // tokens in the cache before a test
   std::uint32_t n_prompt = 512, n_gen = 32;                 // 0: that test is left out
   std::uint32_t n_batch = 2048, n_ubatch = 512;
@@ -37,8 +35,7 @@ struct SpeedResult {
 };
 
 // `progress` is false when it is to end: then with the repetitions that all caches have done.
-using SpeedProgress = std::function<bool(double done, const std::string& what)>;
-Result<SpeedResult> MeasureSpeed(const SpeedConfig& config, std::span<const TestedCache> caches,
-                                 const SpeedProgress& progress);
+Result<SpeedResult> MeasureSpeed(const ModelPair& models, const SpeedConfig& config,
+                                 std::span<const TestedCache> caches, const ProgressCall& progress);
 
 }  // namespace kvtamp::tool

@@ -14,8 +14,6 @@
 namespace kvtamp::tool {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 double Average(const std::vector<double>& x) {
   return std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size());
 }

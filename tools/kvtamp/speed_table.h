@@ -2,11 +2,11 @@
 // the ratio to the host in the same turns. As markdown, CSV or JSON (an array, as llama-bench's).
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "tools/kvtamp/cache_list.h"
+#include "tools/kvtamp/json.h"
 #include "tools/kvtamp/speed.h"
 
 namespace kvtamp::tool {
@@ -16,10 +16,10 @@ double Median(std::vector<double> values);
 
 // Rows as JSON. Ratios are to the first of the host's own caches, of the same repetition; left out
 // if there is none. Tests without a repetition are left out.
-nlohmann::ordered_json SpeedRows(const SpeedConfig& config, const std::vector<CacheEntry>& caches,
-                                 const SpeedResult& result);
-std::string SpeedMarkdown(const nlohmann::ordered_json& rows);
+Json SpeedRows(const SpeedConfig& config, const std::vector<CacheEntry>& caches,
+               const SpeedResult& result);
+std::string SpeedMarkdown(const Json& rows);
 // Without the single samples.
-std::string SpeedCsv(const nlohmann::ordered_json& rows);
+std::string SpeedCsv(const Json& rows);
 
 }  // namespace kvtamp::tool

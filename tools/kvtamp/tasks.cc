@@ -100,8 +100,7 @@ Result<std::optional<Answer>> Answerer::Ask(const Prompt& prompt,
     batch_.Clear();
     for (std::uint32_t pos = start; pos < end; ++pos)
       batch_.Add(prompt.tokens[pos], pos, pos + 1 == n);
-    if (Status s = Decode(context_.get(), batch_, config_.name.c_str(), answer.seconds_prompt);
-        !s.ok())
+    if (Status s = Decode(context_.get(), batch_, config_.name, answer.seconds_prompt); !s.ok())
       return s;
     if (!go_on(end / Work(prompt))) return std::optional<Answer>();
   }
@@ -121,8 +120,7 @@ Result<std::optional<Answer>> Answerer::Write(const Prompt& prompt, Answer answe
       break;
     batch_.Clear();
     batch_.Add(token.value(), pos++, true);
-    if (Status s = Decode(context_.get(), batch_, config_.name.c_str(), answer.seconds); !s.ok())
-      return s;
+    if (Status s = Decode(context_.get(), batch_, config_.name, answer.seconds); !s.ok()) return s;
     const double work = static_cast<double>(prompt.tokens.size()) +
                         kAnswerWeight * static_cast<double>(answer.tokens.size());
     if (!go_on(work / Work(prompt))) return std::optional<Answer>();
@@ -153,9 +151,9 @@ std::uint32_t ContextOf(std::span<const Prompt> prompts) {
   return static_cast<std::uint32_t>(most);
 }
 
-Result<std::vector<std::vector<Answer>>> AnswerAll(
-    std::span<Answerer* const> caches, std::span<const Prompt> prompts, RunLog& log,
-    const std::function<bool(double, const std::string&)>& progress) {
+Result<std::vector<std::vector<Answer>>> AnswerAll(std::span<Answerer* const> caches,
+                                                   std::span<const Prompt> prompts, RunLog& log,
+                                                   const ProgressCall& progress) {
   std::vector<std::vector<Answer>> answers(caches.size());
   double all = 0, done = 0;
   for (const Prompt& prompt : prompts) all += Work(prompt) * static_cast<double>(caches.size());

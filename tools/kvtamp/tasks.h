@@ -20,6 +20,7 @@
 #include "base/status.h"
 #include "tools/kvtamp/cache_size.h"
 #include "tools/kvtamp/host_model.h"
+#include "tools/kvtamp/progress.h"
 #include "tools/kvtamp/prompts.h"
 #include "tools/kvtamp/run_log.h"
 
@@ -69,9 +70,9 @@ std::uint32_t ContextOf(std::span<const Prompt> prompts);
 
 // [cache][prompt]: each prompt by all caches before the next one. Fewer prompts than asked when
 // `progress(done, what)` said false; all caches have answered those.
-Result<std::vector<std::vector<Answer>>> AnswerAll(
-    std::span<Answerer* const> caches, std::span<const Prompt> prompts, RunLog& log,
-    const std::function<bool(double, const std::string&)>& progress);
+Result<std::vector<std::vector<Answer>>> AnswerAll(std::span<Answerer* const> caches,
+                                                   std::span<const Prompt> prompts, RunLog& log,
+                                                   const ProgressCall& progress);
 
 struct Figure {
   double value = 0, se = 0;  // se: standard error, prompts taken as independent

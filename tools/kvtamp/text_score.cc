@@ -5,6 +5,8 @@
 #include <map>
 #include <span>
 
+#include "tools/kvtamp/words.h"
+
 namespace kvtamp::tool {
 namespace {
 
@@ -91,10 +93,9 @@ std::map<std::vector<std::string>, double> Grams(std::span<const std::string> wo
 }
 
 std::vector<std::string> PlainWords(std::string_view text) {
-  std::string kept;
-  for (char c : text) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-    kept += IsDigit(c) || (c >= 'a' && c <= 'z') ? c : ' ';
+  std::string kept = Lower(std::string(text));
+  for (char& c : kept) {
+    if (!IsDigit(c) && (c < 'a' || c > 'z')) c = ' ';
   }
   return Split(kept);
 }
