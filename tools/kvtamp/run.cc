@@ -38,7 +38,7 @@ bool TakesNoValue(const std::string& flag) {
          flag == "--quiet";
 }
 
-void Split(const Args& args, Args& own, Args& program) {
+void SplitAtProgram(const Args& args, Args& own, Args& program) {
   std::size_t i = 0;
   while (i < args.size() && args[i] != "--" && args[i].starts_with("-")) {
     own.push_back(args[i]);
@@ -73,7 +73,7 @@ std::string ShellQuoted(const std::string& text) {
 
 int RunMain(const Args& args) {
   Args own, program;
-  Split(args, own, program);
+  SplitAtProgram(args, own, program);
 
   CLI::App app(
       "kvtamp run [flags] -- PROGRAM ARGS...\nstarts a llama.cpp program with its KV cache kept by "

@@ -27,6 +27,7 @@ Status Fill(const ModelLayout& layout, const control::Settings& settings, bool s
   std::vector<half_t> rows;
   std::vector<std::uint64_t> cells;
   bool any = false;
+  std::uint64_t weights = 0;  // what queries leave: one for each channel of K
   for (const LayerLayout& l : layout.layers) {
     if (l.swa != swa || l.n_head_kv == 0 || !l.why_plain.empty()) continue;
     any = true;
@@ -35,6 +36,10 @@ Status Fill(const ModelLayout& layout, const control::Settings& settings, bool s
                               settings.TypeOfLayer(l.layer), settings.TypesOfHeads(l.layer));
     if (s.ok()) s = cache.SetHeads(l.layer, l.n_head_kv);
     if (!s.ok()) return s;
+    const auto heads = settings.TypesOfHeads(l.layer);
+    if (settings.TypeOfLayer(l.layer).k.weighted ||
+        std::any_of(heads.begin(), heads.end(), [](const auto& h) { return h.k.weighted; }))
+      weights += l.elements_k();
     rows.resize(n_ubatch * std::max(l.elements_k(), l.elements_v()));
     for (half_t& h : rows) h = FloatToHalf(normal(rng));
     for (std::uint32_t pos = 0; pos < n_tokens; pos += n_ubatch) {
@@ -51,7 +56,7 @@ Status Fill(const ModelLayout& layout, const control::Settings& settings, bool s
   }
   if (!any) return Status::Ok();
   const store::CacheBytes b = cache.bytes();
-  double bytes = static_cast<double>(b.allocator_slack + b.shared_index);
+  double bytes = static_cast<double>(b.allocator_slack + b.shared_index + weights * sizeof(float));
   for (const store::LayerBytes& l : b.layers) {
     for (int side = 0; side < 2; ++side) {
       size.logical_bytes += static_cast<double>(l.logical[side]);

@@ -32,7 +32,7 @@ std::size_t SpaceAt(std::string_view text) {
   return 0;
 }
 
-std::vector<std::string> Split(std::string_view text) {
+std::vector<std::string> SplitWords(std::string_view text) {
   std::vector<std::string> words;
   bool inside = false;
   while (!text.empty()) {
@@ -97,7 +97,7 @@ std::vector<std::string> PlainWords(std::string_view text) {
   for (char& c : kept) {
     if (!IsDigit(c) && (c < 'a' || c > 'z')) c = ' ';
   }
-  return Split(kept);
+  return SplitWords(kept);
 }
 
 }  // namespace
@@ -120,7 +120,7 @@ std::vector<std::string> Words13a(std::string_view text) {
   marked = Spaced(marked, false, true, [](char a, char b) { return !IsDigit(a) && IsPoint(b); });
   marked = Spaced(marked, true, false, [](char a, char b) { return IsPoint(a) && !IsDigit(b); });
   marked = Spaced(marked, false, true, [](char a, char b) { return IsDigit(a) && b == '-'; });
-  return Split(marked);
+  return SplitWords(marked);
 }
 
 BleuCounts& BleuCounts::Add(const BleuCounts& other, double sign) {
