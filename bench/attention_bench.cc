@@ -1,247 +1,317 @@
-// Attention over pages, without a host. Each line also reads the same pages once, plainly and with
-// as many threads, since what a machine delivers differs by hour: compare GB/s with stream_GB/s.
+// Attention of one layer, without a model: kvtamp's caches and ggml's own, over shapes, formats,
+// instruction sets and threads. docs/benchmarks.md says what the columns mean.
 //
-//   attention_bench --benchmark_filter='decode/int4.*dim:128'
-//   KVTAMP_CPU=avx2 attention_bench …        forces an instruction set
+//   attention_bench --benchmark_filter='decode/kvtamp:k4v4.*dim:128'
+//   attention_bench --shapes 32/8/128:4096 --caches k4v4 --isa avx2,avx512 -t 2
+//
+// Each repetition of a line is one turn: a pass over memory, the cache, ggml's f16 cache of the
+// same shape with as many threads. What else the machine does meets all three alike.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <omp.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <deque>
-#include <random>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <benchmark/benchmark.h>
 
-#include "attention/attention.h"
-#include "codec/codec.h"
+#include "bench/coded_attention.h"
+#include "bench/ggml_attention.h"
+#include "bench/read_bandwidth.h"
+#include "bench/results.h"
 #include "cpu/cpu.h"
+#include "tools/kvtamp/cli.h"
+#include "tools/kvtamp/host_types.h"
 
-namespace kvtamp::attention {
+namespace kvtamp::bench {
 namespace {
 
-using codec::Coding;
+constexpr std::uint32_t kLongestPrefill = 8192;  // unless shapes are given: it takes minutes
+
+struct Options {
+  std::vector<std::string> shapes{"32/8/128:4096", "32/8/128:32768", "9/3/64:4096", "12/2/128:4096",
+                                  "12/2/128:8192"};
+  std::vector<std::uint32_t> tokens{1, 512};
+  std::vector<std::string> caches{"f16", "k8v8", "k4v4", "k3.5v3", "k2v2"};
+  std::vector<std::string> host_types{"f16", "q8_0", "q4_0"};
+  std::vector<std::string> isas;
+  std::vector<int> threads;
+  int repetitions = 5;
+  bool shapes_given = false;
+};
 
 class OpenMp final : public Executor {
  public:
   explicit OpenMp(int n) : n_(n) {}
   int n_threads() const override { return n_; }
   void Run(void (*fn)(void*, int), void* arg) override {
+    if (n_ == 1) return fn(arg, 0);
 #pragma omp parallel num_threads(n_)
-    fn(arg, omp_get_thread_num());
+    for (int w = omp_get_thread_num(); w < n_; w += omp_get_num_threads()) fn(arg, w);
   }
 
  private:
-  int n_;
+  const int n_;
 };
 
-struct Case {
-  const char* name;
-  Coding k, v;
-  std::uint32_t bits = 0;
-};
-constexpr Case kCases[] = {{"k4v4", Coding::kKPlanes, Coding::kVLm4, 4},
-                           {"k3v3", Coding::kKPlanes, Coding::kVTrellis, 3},
-                           {"k2v2", Coding::kKPlanes, Coding::kVTrellis, 2},
-                           {"int4", Coding::kKInt4, Coding::kVLm4},
-                           {"int8", Coding::kKInt8, Coding::kVInt8},
-                           {"f16", Coding::kF16, Coding::kF16}};
-
-// One stream of random pages; speed does not depend on what the codes are.
-class Stream {
- public:
-  Stream(const Case& c, std::uint32_t n_head_kv, std::uint32_t gqa, std::uint32_t dim,
-         std::uint32_t length, std::uint32_t n_tok) {
-    layer.n_head_kv = n_head_kv;
-    layer.dim_k = layer.dim_v = dim;
-    layer.v_group = dim % 64 == 0 ? 64 : dim;
-    layer.v_hadamard = true;
-    params.n_head = n_head_kv * gqa;
-    params.scale = 1.0f / std::sqrt(static_cast<float>(dim));
-    mean_ = Floats(std::size_t{n_head_kv} * dim);
-    layer.k_mean = mean_.data();
-    const codec::SideLayout* k_layout = Layout(c.k, dim, 0, c.bits);
-    const codec::SideLayout* v_layout = Layout(c.v, dim, layer.v_group, c.bits);
-    for (std::uint32_t cell = 0; cell < length; cell += layer.page_size) {
-      Page page;
-      page.rows = layer.page_size;
-      page.first_cell = cell;
-      page.k_layout = k_layout;
-      page.v_layout = v_layout;
-      page.k = Side(k_layout, dim);
-      page.v = Side(v_layout, dim);
-      pages_.push_back(page);
-    }
-    q_ = Floats(std::size_t{n_tok} * params.n_head * dim);
-    out_.resize(q_.size());
-    // Causal: the tokens are the last ones of the stream.
-    mask_.assign(std::size_t{n_tok} * length, half_t{0});
-    for (std::uint32_t t = 0; t < n_tok; ++t) {
-      std::fill(mask_.begin() + std::size_t{t} * length + (length - n_tok + t + 1),
-                mask_.begin() + std::size_t{t + 1} * length, half_t{0xFC00});
-    }
-    job.pages = pages_;
-    job.q = q_.data();
-    job.out = out_.data();
-    job.q_head_stride = job.out_head_stride = dim;
-    job.q_tok_stride = job.out_tok_stride = std::size_t{params.n_head} * dim;
-    job.mask = mask_.data();
-    job.mask_tok_stride = length;
-    job.n_tok = n_tok;
-    job.n_kv = length;
-  }
-
-  std::size_t bytes() const { return bytes_; }
-
-  // Seconds to read every byte of the pages once.
-  double ReadOnce(int threads) const {
-    const auto start = std::chrono::steady_clock::now();
-    std::uint64_t sum = 0;
-#pragma omp parallel for num_threads(threads) reduction(^ : sum)
-    for (std::size_t i = 0; i < blobs_.size(); ++i) {
-      for (const std::uint64_t x : blobs_[i]) sum ^= x;
-    }
-    benchmark::DoNotOptimize(sum);
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  }
-
-  Layer layer;
-  Params params;
-  Job job;
-
- private:
-  std::vector<float> Floats(std::size_t n) {
-    std::normal_distribution<float> normal;
-    std::vector<float> v(n);
-    for (float& x : v) x = normal(rng_);
-    return v;
-  }
-
-  const codec::SideLayout* Layout(Coding coding, std::uint32_t dim, std::uint32_t group,
-                                  std::uint32_t bits) {
-    if (coding == Coding::kF16) return nullptr;
-    codec::SideLayout& layout = layouts_.emplace_back();
-    codec::PageShape shape{layer.page_size, dim, group};
-    if (coding == Coding::kKPlanes) shape.budget = bits * dim;
-    if (coding == Coding::kVTrellis) shape.rate8 = bits * 8;
-    for (std::uint32_t h = 0; h < layer.n_head_kv; ++h) layout.Add(coding, shape);
-    return &layout;
-  }
-
-  const std::uint8_t* Side(const codec::SideLayout* layout, std::uint32_t dim) {
-    const std::size_t total = layout != nullptr
-                                  ? layout->bytes
-                                  : std::size_t{layer.page_size} * layer.n_head_kv * dim * 2;
-    std::vector<std::uint64_t>& words = blobs_.emplace_back((total + 7) / 8);
-    for (std::uint64_t& w : words) w = rng_();
-    auto* bytes = reinterpret_cast<std::uint8_t*>(words.data());
-    bytes_ += total;
-    if (layout == nullptr) {
-      auto* halves = reinterpret_cast<half_t*>(bytes);
-      for (std::size_t i = 0; i < total / 2; ++i) halves[i] = (halves[i] & 0x83FF) | 0x3800;
-      return bytes;
-    }
-    for (const auto& head : layout->heads) {  // values near 1, minima near -scale * mid
-      std::uint8_t* scales = bytes + head.offset;
-      const bool is_k = head.shape.group == 0;
-      const std::size_t n = is_k ? dim : head.scales;
-      std::fill_n(scales, n, static_cast<std::uint8_t>(is_k ? 112 : 120));
-      std::fill(scales + n, scales + head.scales, std::uint8_t{0});
-      if (head.coding != Coding::kKPlanes) continue;
-      // Widths spread as those of real keys are: by threes around the mean.
-      const std::uint32_t bits = head.shape.budget / dim;
-      for (std::uint32_t c = 0; c < dim; ++c) {
-        const std::uint32_t width = c % 4 == 0 ? bits + 2 : c % 4 == 1 ? bits - 2 : bits;
-        scales[2 * dim + c / 2] |= static_cast<std::uint8_t>(width << (c % 2 * 4));
-      }
-    }
-    return bytes;
-  }
-
-  std::mt19937_64 rng_{1};
-  std::vector<float> mean_, q_, out_;
-  std::vector<half_t> mask_;
-  std::vector<Page> pages_;
-  std::vector<std::vector<std::uint64_t>> blobs_;
-  std::deque<codec::SideLayout> layouts_;
-  std::size_t bytes_ = 0;
+// One cache to measure: of kvtamp, or of ggml.
+struct Subject {
+  bool own = true;
+  codec::Pair pair;
+  ggml_type type = GGML_TYPE_F16;
 };
 
-// Arguments: KV heads, query heads per KV head, head size, tokens stored, tokens asked, threads.
-void Run(benchmark::State& state, const Case& c) {
-  const auto arg = [&](int i) { return static_cast<std::uint32_t>(state.range(i)); };
-  const Stream stream(c, arg(0), arg(1), arg(2), arg(3), arg(4));
-  OpenMp executor(static_cast<int>(arg(5)));
-  Workspace workspace;
-  std::vector<double> read, attend;
-  for (auto _ : state) {
-    const auto start = std::chrono::steady_clock::now();
-    if (!Attend(stream.layer, {&stream.job, 1}, stream.params, workspace, executor).ok()) {
-      state.SkipWithError("Attend failed");
-      break;
+struct Session {
+  int repetitions = 5;
+  bool failed = false;
+  std::vector<Row> rows;
+  std::unique_ptr<ReadBuffer> memory;
+
+  ReadBuffer& Memory(int n_threads) {
+    if (memory == nullptr || memory->n_threads() != n_threads) {
+      memory.reset();  // there need not be room for two
+      memory = std::make_unique<ReadBuffer>(ReadBuffer::DefaultBytes(), n_threads);
     }
-    attend.push_back(
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-    state.SetIterationTime(attend.back());
-    read.push_back(stream.ReadOnce(executor.n_threads()));
+    return *memory;
   }
-  if (read.empty()) return;
-  const auto median = [](std::vector<double>& v) {
-    std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-    return v[v.size() / 2];
-  };
-  const double bytes = static_cast<double>(stream.bytes()), seconds = median(attend);
-  state.counters["GB/s"] = bytes / seconds * 1e-9;
-  state.counters["stream_GB/s"] = bytes / median(read) * 1e-9;
-  state.counters["GFLOP/s"] = 4.0 * arg(0) * arg(1) * arg(2) * arg(3) * arg(4) / seconds * 1e-9;
+};
+
+Result<std::unique_ptr<Attention>> MakeGgml(const Shape& shape, ggml_type type, int n_threads) {
+  auto made = GgmlAttention::Make(
+      shape, type, LayersFor(GgmlLayerBytes(shape, type), shape.decode()), n_threads);
+  if (!made.ok()) return made.status();
+  return std::unique_ptr<Attention>(std::move(made.value()));
 }
 
-void Register() {
-  const std::vector<std::string> names = {"kv", "gqa", "dim", "len", "tok", "thr"};
-  const int all = std::min(omp_get_max_threads(), 16);
-  for (const Case& c : kCases) {
-    auto* decode = benchmark::RegisterBenchmark((std::string("decode/") + c.name).c_str(), Run, c);
-    auto* prefill =
-        benchmark::RegisterBenchmark((std::string("prefill/") + c.name).c_str(), Run, c);
-    for (auto* b : {decode, prefill})
-      b->ArgNames(names)->UseManualTime()->Unit(benchmark::kMillisecond);
-    for (const int threads : {1, all}) {
-      for (const std::int64_t length : {4096, 32768}) {
-        decode->Args({8, 4, 128, length, 1, threads});
-        decode->Args({3, 3, 64, length, 1, threads});
-        decode->Args({2, 6, 128, length, 1, threads});
-        decode->Args({1, 4, 256, length, 1, threads});
-        decode->Args({8, 1, 80, length, 1, threads});
-      }
-      decode->Args({8, 4, 128, 4096, 6, threads});  // the most rows the integer path takes
-      for (const std::int64_t length : {4096, 8192}) {
-        prefill->Args({8, 4, 128, length, 512, threads});
-        prefill->Args({3, 3, 64, length, 512, threads});
-      }
-      prefill->Args({8, 4, 128, 4096, 7, threads});  // the fewest it does not
-      if (all == 1) break;
+// Sets line.layer_bytes as well.
+Result<std::unique_ptr<Attention>> Make(const Subject& subject, Line& line, Executor& executor) {
+  if (!subject.own) {
+    line.layer_bytes = GgmlLayerBytes(line.shape, subject.type);
+    return MakeGgml(line.shape, subject.type, line.n_threads);
+  }
+  const auto format = MakeCodedFormat(line.shape, subject.pair);
+  if (!format.ok()) return format.status();
+  line.layer_bytes = format.value().layer_bytes(line.shape);
+  auto made = CodedAttention::Make(line.shape, format.value(),
+                                   LayersFor(line.layer_bytes, line.shape.decode()), executor);
+  if (!made.ok()) return made.status();
+  return std::unique_ptr<Attention>(std::move(made.value()));
+}
+
+Status TimedStep(Attention& attention, std::vector<double>& seconds_of_layer) {
+  const auto start = std::chrono::steady_clock::now();
+  if (Status s = attention.Step(); !s.ok()) return s;
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  seconds_of_layer.push_back(took.count() / attention.n_layers());
+  return Status::Ok();
+}
+
+Status Turn(Attention& tested, Attention& peer, ReadBuffer& memory, Turns& turns) {
+  turns.read.push_back(memory.Pass());
+  // Another one first each time.
+  const bool tested_first = turns.read.size() % 2 == 1;
+  if (tested_first)
+    if (Status s = TimedStep(tested, turns.seconds); !s.ok()) return s;
+  if (Status s = TimedStep(peer, turns.peer_seconds); !s.ok()) return s;
+  return tested_first ? Status::Ok() : TimedStep(tested, turns.seconds);
+}
+
+Status MeasureLine(benchmark::State& state, Session& session, const Subject& subject, Line& line,
+                   Turns& turns) {
+  if (line.isa != "host")
+    if (Status s = cpu::ForceIsa(line.isa); !s.ok()) return s;
+  OpenMp executor(line.n_threads);
+  const auto tested = Make(subject, line, executor);
+  if (!tested.ok()) return tested.status();
+  const auto peer = MakeGgml(line.shape, GGML_TYPE_F16, line.n_threads);
+  if (!peer.ok()) return peer.status();
+  ReadBuffer& memory = session.Memory(line.n_threads);
+  if (!memory.ok()) return Status::OutOfMemory("no memory for the read bandwidth's buffer");
+  Attention &own = *tested.value(), &other = *peer.value();
+  for (Attention* warmed_up : {&own, &other})
+    if (Status s = warmed_up->Step(); !s.ok()) return s;
+  for (auto _ : state) {
+    if (Status s = Turn(own, other, memory, turns); !s.ok()) return s;
+    state.SetIterationTime(turns.seconds.back());
+  }
+  return Status::Ok();
+}
+
+void RunLine(benchmark::State& state, Session& session, const Subject& subject, Line line) {
+  Turns turns;
+  if (const Status s = MeasureLine(state, session, subject, line, turns); !s.ok()) {
+    state.SkipWithError(s.message().c_str());
+    session.failed = true;
+    return;
+  }
+  const Figures f = FiguresOf(line, turns);
+  session.rows.push_back({line, f});
+  state.counters["GB/s"] = 1e-9 * f.coded_rate;
+  state.counters["read_GB/s"] = 1e-9 * f.read_rate;
+  state.counters["of_read"] = f.share;
+  state.counters["GFLOP/s"] = 1e-9 * f.flop_rate;
+  state.counters["of_ggml_f16"] = f.ratio;
+}
+
+void RegisterLine(Session& session, const Subject& subject, Line line) {
+  const Shape& s = line.shape;
+  std::string cache = line.cache;
+  std::replace(cache.begin(), cache.end(), ' ', ':');
+  const std::string name =
+      fmt::format("{}/{}/heads:{}/kv:{}/dim:{}/len:{}/tok:{}/isa:{}/threads:{}",
+                  s.decode() ? "decode" : "prefill", cache, s.n_head, s.n_head_kv, s.dim, s.length,
+                  s.n_tok, line.isa, line.n_threads);
+  benchmark::RegisterBenchmark(name.c_str(),
+                               [&session, subject, line](benchmark::State& state) {
+                                 RunLine(state, session, subject, line);
+                               })
+      ->UseManualTime()
+      ->Iterations(session.repetitions)
+      ->Unit(benchmark::kMillisecond);
+}
+
+// What the flags' words mean; the first that means nothing is the error.
+struct Plan {
+  std::vector<Shape> shapes;  // times tokens
+  std::vector<std::pair<std::string, Subject>> subjects;
+};
+
+Status PlanShapes(const Options& o, Plan& plan) {
+  for (const std::uint32_t n_tok : o.tokens) {
+    for (const std::string& text : o.shapes) {
+      auto shape = ParseShape(text);
+      if (!shape.ok()) return Status::Invalid("--shapes " + shape.status().message());
+      shape.value().n_tok = n_tok;
+      if (n_tok > shape.value().length)
+        return Status::Invalid(fmt::format("--tokens {}: more than {} stores", n_tok, text));
+      if (n_tok > 1 && !o.shapes_given && shape.value().length > kLongestPrefill) continue;
+      plan.shapes.push_back(shape.value());
     }
   }
+  return Status::Ok();
+}
+
+Status PlanSubjects(const Options& o, Plan& plan) {
+  for (const std::string& text : o.host_types) {
+    const auto type = tool::HostType(text, "--host-types");
+    if (!type.ok()) return type.status();
+    plan.subjects.emplace_back("ggml " + text, Subject{false, {}, type.value()});
+  }
+  for (const std::string& text : o.caches) {
+    const auto pair = codec::ParsePair(text);
+    if (!pair.ok()) return Status::Invalid("--caches " + pair.status().message());
+    plan.subjects.emplace_back("kvtamp " + text, Subject{true, pair.value()});
+  }
+  return Status::Ok();
+}
+
+void Register(const Options& o, const Plan& plan, Session& session) {
+  session.repetitions = o.repetitions;
+  for (const Shape& shape : plan.shapes) {
+    for (const int n_threads : o.threads) {
+      for (const auto& [name, subject] : plan.subjects) {
+        // ggml's is the one it was built for.
+        const std::vector<std::string> isas =
+            subject.own ? o.isas : std::vector<std::string>{"host"};
+        for (const std::string& isa : isas)
+          RegisterLine(session, subject, {name, isa, shape, n_threads, 0});
+      }
+    }
+  }
+}
+
+void AddOptions(CLI::App& app, Options& o) {
+  const auto list = [&](const char* name, auto& to, const char* type, const char* help) {
+    return app.add_option(name, to, help)->delimiter(',')->type_name(type)->capture_default_str();
+  };
+  list("--shapes", o.shapes, "H/KV/DIM:LEN",
+       "query heads, KV heads, head size, tokens stored. Without it, prompts over more than 8192 "
+       "are left out");
+  list("--tokens", o.tokens, "N", "tokens that ask, the last ones: 1 is decode")
+      ->check(CLI::Range(1u, 1u << 16));
+  list("--caches", o.caches, "CACHE", "kvtamp's, see kvtamp formats");
+  list("--host-types", o.host_types, "TYPE", "ggml's");
+  list("--isa", o.isas, "ISA",
+       "kvtamp's instruction sets; without it that of KVTAMP_CPU, or the best");
+  list("-t,--threads", o.threads, "N", "without it 1 and all cores")->check(CLI::Range(1, 1024));
+  app.add_option("-r,--repetitions", o.repetitions, "turns of each line")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 10000));
+  app.allow_extras();
+  app.footer(
+      "\nThe rest is Google Benchmark's: --benchmark_filter=REGEX, --benchmark_list_tests,\n"
+      "--benchmark_out=FILE with --benchmark_out_format=json|csv, …");
+}
+
+Status Complete(Options& o) {
+  const char* forced = std::getenv("KVTAMP_CPU");
+  if (o.isas.empty()) {
+    if (forced != nullptr)
+      if (Status s = cpu::ForceIsa(forced); !s.ok()) return s;
+    o.isas = {cpu::ActiveIsa()};
+  }
+  for (const std::string& isa : o.isas)
+    if (Status s = cpu::ForceIsa(isa); !s.ok()) return s;
+  if (o.threads.empty()) {
+    o.threads = {1};
+    if (const int all = tool::DefaultThreads(); all > 1) o.threads.push_back(all);
+  }
+  return Status::Ok();
+}
+
+bool PlainOutput(const std::vector<std::string>& flags) {
+  return std::none_of(flags.begin(), flags.end(), [](const std::string& flag) {
+    return flag.starts_with("--benchmark_format=") && flag != "--benchmark_format=console";
+  });
+}
+
+int Usage(const std::string& message) {
+  fmt::print(stderr, "attention_bench: {}\n", message);
+  return 2;
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app("Attention of one layer: kvtamp's caches beside ggml's own", "attention_bench");
+  Options o;
+  AddOptions(app, o);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : 2;
+  }
+  o.shapes_given = app.count("--shapes") > 0;
+  const std::vector<std::string> rest = app.remaining();
+  std::vector<char*> flags{argv[0]};
+  for (const std::string& flag : rest) flags.push_back(const_cast<char*>(flag.c_str()));
+  int n_flags = static_cast<int>(flags.size());
+  benchmark::Initialize(&n_flags, flags.data());
+  if (benchmark::ReportUnrecognizedArguments(n_flags, flags.data())) return 2;
+
+  Plan plan;
+  for (const Status& s : {Complete(o), PlanShapes(o, plan), PlanSubjects(o, plan)})
+    if (!s.ok()) return Usage(s.message());
+  Session session;
+  Register(o, plan, session);
+  benchmark::AddCustomContext("cpu", tool::CpuInfo());
+  benchmark::AddCustomContext("kvtamp_isas", fmt::format("{}", fmt::join(o.isas, ",")));
+  benchmark::AddCustomContext("ggml", fmt::format("{} {}", ggml_version(), ggml_commit()));
+  benchmark::AddCustomContext(
+      "read_buffer", fmt::format("{} MiB, last-level cache {} MiB",
+                                 ReadBuffer::DefaultBytes() >> 20, LastLevelCacheBytes() >> 20));
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  if (!session.rows.empty() && PlainOutput(rest)) fmt::print("\n{}", Markdown(session.rows));
+  return session.failed ? 1 : 0;
 }
 
 }  // namespace
-}  // namespace kvtamp::attention
+}  // namespace kvtamp::bench
 
-int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  if (const char* isa = std::getenv("KVTAMP_CPU"); isa != nullptr) {
-    if (const kvtamp::Status status = kvtamp::cpu::ForceIsa(isa); !status.ok()) {
-      std::fprintf(stderr, "%s\n", status.message().c_str());
-      return 1;
-    }
-  }
-  benchmark::AddCustomContext("kvtamp_cpu", kvtamp::cpu::ActiveIsa());
-  kvtamp::attention::Register();
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
-}
+int main(int argc, char** argv) { return kvtamp::bench::Main(argc, argv); }
