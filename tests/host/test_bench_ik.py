@@ -68,7 +68,7 @@ def test_what_is_missing_is_said(programs, tmp_path):
             (["--depth", "3", tmp_path], 2, "unknown option --depth"),
             (["-d", "0;4096", tmp_path], 2, "not numbers"),
             ([tmp_path / "nowhere"], 1, "no folder"),
-            ([tmp_path], 1, "no llama-bench in"),
+            ([tmp_path], 1, "neither llama-bench nor"),
             ([programs.llama], 1, "not that of ik_llama.cpp"),
             (["--build", tmp_path, stand_in(tmp_path / "ik")], 1, "build kvtamp first")]:
         result = bench_ik(*args)
