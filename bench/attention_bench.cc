@@ -17,6 +17,7 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <benchmark/benchmark.h>
@@ -261,7 +262,8 @@ Status Complete(Options& o) {
     if (Status s = cpu::ForceIsa(isa); !s.ok()) return s;
   if (o.threads.empty()) {
     o.threads = {1};
-    if (const int all = tool::DefaultThreads(); all > 1) o.threads.push_back(all);
+    if (const auto all = static_cast<int>(std::thread::hardware_concurrency()); all > 1)
+      o.threads.push_back(all);
   }
   return Status::Ok();
 }

@@ -27,7 +27,8 @@ CacheSize SizeOfCache(const Json& cache) {
 }
 
 std::vector<std::string> CacheWarnings(const Json& stats, const CacheSize& full) {
-  std::vector<std::string> warnings = stats.value("warnings", std::vector<std::string>());
+  std::vector<std::string> warnings;
+  if (stats.is_object()) warnings = stats.value("warnings", warnings);  // null: nothing was run
   if (full.logical_bytes == 0)
     warnings.push_back("the plug-in holds nothing: this measures an uncompressed cache");
   return warnings;
