@@ -234,7 +234,7 @@ void SearchTrellis(const PageShape& shape, TrellisScratch& t) {
   const std::uint32_t stride = TrellisBackStride(shape.rate8);
   t.window.resize(n);
   t.back.resize(std::size_t{n} * stride);
-  std::uint16_t cost[256];
+  alignas(64) std::uint16_t cost[256];
   if (!SearchTrellisInRegisters(shape, t, cost)) SearchTrellisInMemory(shape, t, cost);
   std::uint32_t i = n;
   std::uint32_t w = static_cast<std::uint32_t>(std::min_element(cost, cost + 256) - cost);
