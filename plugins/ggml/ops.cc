@@ -309,7 +309,9 @@ ggml_status Backend::SetRows(ggml_tensor* node, ggml_cgraph* graph) {
     cells[i] = first + static_cast<std::uint64_t>(cell);
   }
   store::Cache& cache = *b->cache();
-  const store::Sight sees = SightOf(b, kv->layer, graph, cells.size());
+  // Keys come first; values join the rows that these began.
+  const store::Sight sees =
+      kv->side == Side::kK ? SightOf(b, kv->layer, graph, cells.size()) : store::Sight();
   const store::Sight* sight = sees.mask == nullptr ? nullptr : &sees;
   Status s = rows->type == GGML_TYPE_F32
                  ? cache.Write(kv->layer, kv->side, cells, static_cast<const float*>(rows->data),
