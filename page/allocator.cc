@@ -21,13 +21,12 @@ constexpr std::size_t kMinFreed = 64 * 1024;
 
 std::size_t RoundUp(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 
-// Bytes of a slab of n blocks or a few more: as few as fill pages of the system nearly, else those
-// that do it best. (A coded page may be a little more than some pages; f16 ones mostly are whole.)
+// Bytes of a slab of n blocks or up to twice as many, of big ones up to 16, whichever fill pages of
+// the system best. (A coded page may be a little more than some pages; f16 ones mostly are whole.)
 std::size_t SlabBytes(std::size_t block, std::size_t n) {
   std::size_t best = n;
   const auto tail = [block](std::size_t m) { return RoundUp(m * block, kOsPage) - m * block; };
-  for (std::size_t m = n; m < std::max<std::size_t>(2 * n, 16) && tail(best) * 64 > best * block;
-       ++m) {
+  for (std::size_t m = n; m < std::max<std::size_t>(2 * n, 16); ++m) {
     if (tail(m) * best < tail(best) * m) best = m;
   }
   return RoundUp(best * block, kOsPage);

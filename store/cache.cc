@@ -483,7 +483,6 @@ CacheBytes Cache::bytes() {
       lb.sum.live_rows += b.live_rows;
       lb.sum.dead_rows += b.dead_rows;
     }
-    lb.sum.scales[0] += l.shape.k_mean.capacity() * sizeof(float);
     lb.sum.index += l.shape.k_mean_before.capacity() * sizeof(float);
     lb.sum.index += l.shape.k_weight.capacity() * sizeof(float);
     for (const auto& [shift, angles] : l.shape.turns)
@@ -495,9 +494,11 @@ CacheBytes Cache::bytes() {
   }
   // Blocks handed out are accounted by their owners up to their rounding to vector size.
   std::uint64_t claimed = 0;
-  for (const LayerBytes& lb : out.layers) {
+  for (LayerBytes& lb : out.layers) {
     for (int s = 0; s < 2; ++s) claimed += lb.sum.coded[s] + lb.sum.scales[s] + lb.sum.open[s];
     claimed += lb.sum.slack;
+    // Not of the allocator's memory.
+    lb.sum.scales[0] += layers_.at(lb.layer).shape.k_mean.capacity() * sizeof(float);
   }
   out.allocator_slack =
       allocator_.resident_bytes() > claimed ? allocator_.resident_bytes() - claimed : 0;
