@@ -120,10 +120,30 @@ TEST_F(RunsTest, MoreSequencesThanRunsShareTheirPages) {
 TEST_F(RunsTest, IdleWindowsAreCoded) {
   Make("k4v4", {.page_size = 32, .n_sink = 0, .residual_length = 32});
   for (int i = 0; i < 32; ++i) Step({0});
-  for (int i = 0; i < 32 * 32 - 1; ++i) Step({1});
+  for (int i = 0; i < 20; ++i) Step({0});  // a page that will not be filled
+  for (int i = 0; i < 512; ++i) Step({1});
   EXPECT_TRUE(Exact(sequences_[0][5]));
   Step({1});
   EXPECT_FALSE(Exact(sequences_[0][5]));
+  EXPECT_FALSE(Exact(sequences_[0][40]));
+  // It goes on in a page of its own.
+  for (int i = 0; i < 32; ++i) Step({0, 1});
+  EXPECT_TRUE(Exact(sequences_[0][60]));
+  EXPECT_EQ(bytes().n_open, 1u);
+}
+
+// Request after request in the same cells, as a server's slot has them.
+TEST_F(RunsTest, RequestsThatFollowEachOtherAreCoded) {
+  Make("k4v4", {.page_size = 32, .n_sink = 0, .residual_length = 32}, 1, kCells);
+  std::mt19937 dice(5);
+  for (int request = 0; request < 40; ++request) {
+    next_cell_ = 0;
+    for (std::uint32_t n = 40 + dice() % 300; n > 0; --n) Step({request});
+  }
+  // All rows of a request are dead when the next has come, but nobody says so.
+  const StreamBytes b = bytes();
+  EXPECT_GE(b.n_sealed, 3u);
+  EXPECT_LE((b.n_open + b.n_settled) * 32, 512u + 40 + 32);
 }
 
 // A token of which nothing is known follows the one before.

@@ -260,7 +260,7 @@ Result<Stream::Where> Stream::Append(std::uint32_t cell, const Sight* sight, std
   cells_end_ = std::max(cells_end_, cell + 1);
   if (p.rows == p.capacity) {
     p.state = State::kSettled;
-    unsealed_.push_back({id, run_, clock_});
+    unsealed_.push_back({id, run_});
   }
   return Where{id, row};
 }
@@ -275,6 +275,7 @@ Result<half_t*> Stream::Place(Side side, std::uint32_t cell, const Sight* sight,
     Kill(at);
     found = false;
   }
+  if (found && side == Side::kK) ++clock_;  // a row that goes to nobody's run
   const bool first = side == Side::kK && first_rows_ < shape_.n_sink;
   if (first) first_rows_++;
   if (found) {

@@ -162,9 +162,14 @@ class Stream {
     std::uint64_t used = 0;                              // clock_ at its last row
   };
   static constexpr std::uint32_t kNoRun = UINT32_MAX;
-  static constexpr std::size_t kMaxRuns = 16;        // each may have an open page, in f16
-  static constexpr std::uint64_t kIdleWindows = 32;  // written elsewhere, and a run is idle
+  static constexpr std::size_t kMaxRuns = 16;  // each may have an open page, in f16
+  // So many rows have gone elsewhere since its last: the host may have removed it, or its user
+  // reads.
+  static constexpr std::uint64_t kIdleRows = 512;
   bool IsOpen(const Run& run) const;
+  bool IsIdle(const Run& run) const { return clock_ - run.used > kIdleRows; }
+  // Open pages of idle runs are as full as they will be, if it is worth coding them.
+  void SettleIdle();
   std::uint32_t RowsBehind(const Run& run, const Sight& sight, std::size_t row) const;
   std::uint32_t RunOf(const Sight& sight, std::size_t row);
   std::uint32_t NewRun();
@@ -224,14 +229,13 @@ class Stream {
   struct Unsealed {
     std::uint32_t page;
     std::uint32_t run;
-    std::uint64_t full;  // clock_ when it was
   };
   std::vector<Unsealed> unsealed_;    // full pages not sealed yet, oldest first
   std::vector<std::uint32_t> sinks_;  // cells, ascending
   page::CellIndex index_;
   std::vector<Run> runs_;
   std::uint32_t run_ = kNoRun;  // that of the last row
-  std::uint64_t clock_ = 0;     // rows so far
+  std::uint64_t clock_ = 0;     // rows written so far
   std::uint64_t batch_begin_ = 0;
   std::uint32_t pinned_ = page::CellIndex::kNone;  // pinned page that still has room
   std::uint32_t zero_ = page::CellIndex::kNone;    // page of zero rows that still has room

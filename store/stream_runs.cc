@@ -28,6 +28,16 @@ bool Stream::IsOpen(const Run& run) const {
   return run.page != CellIndex::kNone && pages_[run.page]->state == State::kOpen;
 }
 
+void Stream::SettleIdle() {
+  for (std::uint32_t i = 0; i < runs_.size(); ++i) {
+    if (!IsIdle(runs_[i]) || !IsOpen(runs_[i])) continue;
+    Page& p = *pages_[runs_[i].page];
+    if (p.live.count() * 4u < p.capacity) continue;  // its codes would take more than its rows do
+    p.state = State::kSettled;
+    unsealed_.push_back({runs_[i].page, i});
+  }
+}
+
 void Stream::ForgetPage(std::uint32_t id) {
   for (Run& run : runs_)
     if (run.page == id) run.page = CellIndex::kNone;

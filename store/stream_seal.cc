@@ -23,8 +23,9 @@ bool Stream::IsFinal(const Page& p, Side side) const {
 
 Status Stream::CollectSeals(std::vector<SealTask>& tasks) {
   if (shape_.n_head_kv == 0) return Status::Ok();
+  SettleIdle();
   if (unsealed_.empty()) return Status::Ok();
-  // Each run has a recent window of its own, until others have written many times as much.
+  // Each run has a recent window of its own, as long as it is not idle.
   std::array<std::size_t, kMaxRuns> newer = {};
   for (std::size_t i = 0; i < runs_.size(); ++i)
     if (IsOpen(runs_[i])) newer[i] = pages_[runs_[i].page]->rows;
@@ -35,8 +36,7 @@ Status Stream::CollectSeals(std::vector<SealTask>& tasks) {
   std::vector<Turn> turns(unsealed_.size());
   for (std::size_t i = unsealed_.size(); i-- > 0;) {
     const Unsealed& u = unsealed_[i];
-    const bool idle = clock_ - u.full >= kIdleWindows * shape_.residual_length;
-    turns[i] = {u.page, newer[u.run] >= shape_.residual_length || idle};
+    turns[i] = {u.page, newer[u.run] >= shape_.residual_length || IsIdle(runs_[u.run])};
     newer[u.run] += pages_[u.page]->rows;
   }
   for (const auto& [id, due] : turns) {
@@ -223,7 +223,7 @@ Status Stream::CompactInto(std::uint32_t a, std::uint32_t b) {
   FreePage(a);
   FreePage(b);
   p.state = State::kSettled;
-  unsealed_.insert(unsealed_.begin(), {id, 0, clock_});
+  unsealed_.insert(unsealed_.begin(), {id, 0});
   std::vector<SealTask> tasks;
   for (Side side : {Side::kK, Side::kV}) {
     const codec::SideLayout* to = shape_.final_of(side);
