@@ -33,7 +33,9 @@ print("more")
 def bench_ik(*args):
     script = Path(__file__).resolve().parents[2] / "scripts" / "bench-ik"
     return subprocess.run([script, *map(str, args)], capture_output=True, text=True, timeout=600,
-                          env={**os.environ, "OMP_WAIT_POLICY": "passive"})
+                          env={name: value for name, value in os.environ.items()
+                               if name == "KVTAMP_CPU" or not name.startswith("KVTAMP_")}
+                          | {"OMP_WAIT_POLICY": "passive"})
 
 
 def stand_in(folder):
