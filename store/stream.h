@@ -165,7 +165,7 @@ class Stream {
   static constexpr std::size_t kMaxRuns = 16;  // each may have an open page, in f16
   // So many rows have gone elsewhere since its last: the host may have removed it, or its user
   // reads.
-  static constexpr std::uint64_t kIdleRows = 512;
+  static constexpr std::uint64_t kIdleRows = 256;
   bool IsOpen(const Run& run) const;
   bool IsIdle(const Run& run) const { return clock_ - run.used > kIdleRows; }
   // Open pages of idle runs are as full as they will be, if it is worth coding them.
