@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
+#include <bit>
 #include <cstring>
+#include <limits>
 
 #include "cpu/convert.h"
 
@@ -13,7 +14,9 @@ using codec::Side;
 
 namespace {
 constexpr std::uint64_t kMaxRowsApart = 256;  // of a layer, for values f16 cannot hold
-}
+// As an integer: without their sign, floats are in the order of integers.
+constexpr auto kMaxFinite = std::bit_cast<std::int32_t>(std::numeric_limits<float>::max());
+}  // namespace
 
 Cache::Cache(const Options& options, std::uint32_t n_streams, std::uint32_t n_cells)
     : options_(options), n_streams_(n_streams), n_cells_(n_cells) {}
@@ -27,7 +30,7 @@ Cache::Layer* Cache::Get(std::uint32_t layer) {
 
 Status Cache::AddLayer(std::uint32_t layer, std::uint32_t n_embd_k, std::uint32_t n_embd_v,
                        const codec::Pair& format, std::vector<codec::Pair> heads) {
-  std::lock_guard lock(mutex_);
+  const Gate::Host host(gate_);
   if (n_embd_k == 0 || n_cells_ == 0) return Status::Invalid("a layer needs cells and a row size");
   if (Get(layer) != nullptr) return Status::Invalid("layer " + std::to_string(layer) + " exists");
   Layer& l = layers_[layer];
@@ -44,7 +47,7 @@ Status Cache::AddLayer(std::uint32_t layer, std::uint32_t n_embd_k, std::uint32_
 }
 
 void Cache::RemoveLayer(std::uint32_t layer) {
-  std::lock_guard lock(mutex_);
+  const Gate::Host host(gate_);
   if (Layer* l = Get(layer)) {
     for (auto& s : l->streams) s->Clear();
     layers_.erase(layer);
@@ -110,21 +113,28 @@ void Cache::NoteQueries(Layer& l, const attention::Job& job, std::uint32_t n_hea
   const std::uint64_t n = std::uint64_t{job.n_tok} * gqa;
   const float share = static_cast<float>(n) / static_cast<float>(l.q_count + n);
   for (std::uint32_t head = 0; head < l.shape.n_head_kv; ++head) {
-    float sum[codec::kMaxDim] = {};
+    float sum[codec::kMaxDim];
+    std::fill_n(sum, dim, 0.0f);
     for (std::uint32_t i = 0; i < gqa * job.n_tok; ++i) {
       const float* q =
           job.q + i / gqa * job.q_tok_stride + (head * gqa + i % gqa) * job.q_head_stride;
       for (std::uint32_t c = 0; c < dim; ++c) sum[c] += q[c] * q[c];
     }
-    float* to = mean.data() + std::size_t{head} * dim;
+    // Loops without branches, since every token comes here. Of a query that is not finite nothing
+    // is learnt.
+    std::int32_t bad = 0;
     for (std::uint32_t c = 0; c < dim; ++c)
-      if (std::isfinite(sum[c])) to[c] += (sum[c] / static_cast<float>(n) - to[c]) * share;
+      bad |= (std::bit_cast<std::int32_t>(sum[c]) & INT32_MAX) > kMaxFinite;
+    if (bad != 0) continue;
+    float* to = mean.data() + std::size_t{head} * dim;
+    const auto count = static_cast<float>(n);
+    for (std::uint32_t c = 0; c < dim; ++c) to[c] += (sum[c] / count - to[c]) * share;
   }
   l.q_count += n;
 }
 
 Status Cache::SetHeads(std::uint32_t layer, std::uint32_t n_head_kv) {
-  std::lock_guard lock(mutex_);
+  const Gate::Host host(gate_);
   Layer* l = Get(layer);
   if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
   LayerShape& s = l->shape;
@@ -155,7 +165,7 @@ Status Cache::SetHeads(std::uint32_t layer, std::uint32_t n_head_kv) {
 
 Status Cache::Write(std::uint32_t layer, Side side, std::span<const std::uint64_t> cells,
                     const float* rows, std::size_t stride, const Sight* sight) {
-  std::lock_guard lock(mutex_);
+  const Gate::Host host(gate_);
   Layer* l = Get(layer);
   if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
   if (Status s = FlushCopy(*l); !s.ok()) return s;
@@ -180,7 +190,7 @@ Status Cache::Write(std::uint32_t layer, Side side, std::span<const std::uint64_
 
 Status Cache::Write(std::uint32_t layer, Side side, std::span<const std::uint64_t> cells,
                     const half_t* rows, std::size_t stride, const Sight* sight) {
-  std::lock_guard lock(mutex_);
+  const Gate::Host host(gate_);
   Layer* l = Get(layer);
   if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
   if (Status s = FlushCopy(*l); !s.ok()) return s;
@@ -202,7 +212,7 @@ Status Cache::Write(std::uint32_t layer, Side side, std::span<const std::uint64_
 }
 
 Status Cache::WriteZero(std::uint32_t layer, Side side, std::uint64_t cell) {
-  std::lock_guard lock(mutex_);
+  const Gate::Host host(gate_);
   Layer* l = Get(layer);
   if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
   if (Status s = FlushCopy(*l); !s.ok()) return s;
@@ -210,13 +220,13 @@ Status Cache::WriteZero(std::uint32_t layer, Side side, std::uint64_t cell) {
 }
 
 void Cache::DropFrom(std::uint32_t layer, std::uint32_t stream, std::uint32_t n_kv) {
-  std::lock_guard lock(mutex_);
+  const Gate::Host host(gate_);
   Layer* l = Get(layer);
   if (l != nullptr && FlushCopy(*l).ok()) l->streams[stream]->DropFrom(n_kv);
 }
 
 bool Cache::Read(std::uint32_t layer, Side side, std::uint64_t cell, half_t* row) {
-  std::lock_guard lock(mutex_);
+  const Gate::Host host(gate_);
   Layer* l = Get(layer);
   if (l == nullptr || !FlushCopy(*l).ok()) return false;
   return StreamOf(*l, cell).Read(side, static_cast<std::uint32_t>(cell % n_cells_), row);
@@ -224,13 +234,13 @@ bool Cache::Read(std::uint32_t layer, Side side, std::uint64_t cell, half_t* row
 
 void Cache::MarkSinks(std::uint32_t layer, std::uint32_t stream,
                       std::span<const std::uint32_t> cells) {
-  std::lock_guard lock(mutex_);
+  const Gate::Host host(gate_);
   if (Layer* l = Get(layer))
     for (std::uint32_t c : cells) l->streams[stream]->MarkSink(c);
 }
 
 void Cache::BeginRestored(std::uint32_t layer, std::uint32_t stream) {
-  std::lock_guard lock(mutex_);
+  const Gate::Host host(gate_);
   Layer* l = Get(layer);
   if (l == nullptr) return;
   l->restored = true;
@@ -238,7 +248,7 @@ void Cache::BeginRestored(std::uint32_t layer, std::uint32_t stream) {
 }
 
 Status Cache::SetValuesInKeys(std::uint32_t layer, std::uint32_t dim) {
-  std::lock_guard lock(mutex_);
+  const Gate::Host host(gate_);
   Layer* l = Get(layer);
   if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
   if (l->shape.v_in_k == dim) return Status::Ok();
@@ -254,7 +264,7 @@ Status Cache::SetValuesInKeys(std::uint32_t layer, std::uint32_t dim) {
 
 Status Cache::Attend(std::uint32_t layer, std::span<const StreamJob> jobs,
                      const attention::Params& params, Executor& executor) {
-  std::lock_guard lock(mutex_);
+  const Gate::Host host(gate_);
   Layer* l = Get(layer);
   if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
   if (l->shape.n_head_kv == 0) return Status::Invalid("heads of the layer are not known");
@@ -272,18 +282,18 @@ Status Cache::Attend(std::uint32_t layer, std::span<const StreamJob> jobs,
   view.turn = l->shape.turn;
   views_.clear();
   view_masks_.clear();
+  view_ends_.clear();
   jobs_.clear();
-  std::vector<std::size_t> first;
   for (const StreamJob& j : jobs) {
-    first.push_back(views_.size());
     if (Status s = l->streams[j.stream]->FlushZeros(); !s.ok()) return s;
     l->streams[j.stream]->AppendViews(views_, view_masks_);
+    view_ends_.push_back(views_.size());
   }
-  first.push_back(views_.size());
-  for (std::size_t i = 0; i < jobs.size(); ++i) {
+  std::size_t first = 0;
+  for (std::size_t i = 0; i < jobs.size(); first = view_ends_[i++]) {
     NoteQueries(*l, jobs[i].job, params.n_head);
     jobs_.push_back(jobs[i].job);
-    jobs_.back().pages = std::span(views_).subspan(first[i], first[i + 1] - first[i]);
+    jobs_.back().pages = std::span(views_).subspan(first, view_ends_[i] - first);
   }
   attention::Params p = params;
   p.top_pages = options_.top_pages;
@@ -291,13 +301,14 @@ Status Cache::Attend(std::uint32_t layer, std::span<const StreamJob> jobs,
 }
 
 Status Cache::Maintain(std::uint32_t layer, Executor& executor) {
-  std::lock_guard lock(mutex_);
+  const Gate::Host host(gate_);
   Layer* l = Get(layer);
   if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
   struct Item {
     Stream* stream;
     Stream::SealTask task;
   };
+  // Without a page to code these stay empty, and nothing is allocated.
   std::vector<Item> items;
   std::vector<Stream::SealTask> tasks;
   Status status;
@@ -339,7 +350,7 @@ Status Cache::Maintain(std::uint32_t layer, Executor& executor) {
 
 Status Cache::ShiftK(std::uint32_t layer, std::span<const std::int32_t> delta,
                      const TurnShape& turn, const Angles& angles) {
-  std::lock_guard lock(mutex_);
+  const Gate::Host host(gate_);
   Layer* l = Get(layer);
   if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
   LayerShape& shape = l->shape;
@@ -386,7 +397,7 @@ Status Cache::ShiftK(std::uint32_t layer, std::span<const std::int32_t> delta,
 
 Status Cache::ReplaceK(std::uint32_t layer, std::uint32_t stream,
                        std::span<const std::uint32_t> cells, const half_t* rows) {
-  std::lock_guard lock(mutex_);
+  const Gate::Host host(gate_);
   Layer* l = Get(layer);
   if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
   if (Status s = FlushCopy(*l); !s.ok()) return s;
@@ -419,7 +430,7 @@ Status Cache::FlushCopy(Layer& l) {
 }
 
 Status Cache::CopySide(std::uint32_t layer, Side side, std::uint32_t from, std::uint32_t to) {
-  std::lock_guard lock(mutex_);
+  const Gate::Host host(gate_);
   Layer* l = Get(layer);
   if (l == nullptr) return Status::Invalid("no layer " + std::to_string(layer));
   if (from == to) return Status::Ok();
@@ -440,7 +451,7 @@ Status Cache::CopySide(std::uint32_t layer, Side side, std::uint32_t from, std::
 }
 
 void Cache::Clear() {
-  std::lock_guard lock(mutex_);
+  const Gate::Host host(gate_);
   for (auto& [id, l] : layers_) {
     l.copy_pending = false;
     for (auto& s : l.streams) s->Clear();
@@ -453,7 +464,7 @@ void Cache::Clear() {
 }
 
 CacheBytes Cache::bytes() {
-  std::lock_guard lock(mutex_);
+  const Gate::Guest guest(gate_);
   CacheBytes out;
   for (auto& [id, l] : layers_) {
     LayerBytes lb;

@@ -1,6 +1,9 @@
 // The store: one Cache for each KV buffer of the host, its layers, their streams. The only owner of
-// mutable state; every member function takes the cache's lock, so a snapshot may be taken from any
+// mutable state. Calls come one after the other, but for bytes(): a snapshot may be taken from any
 // thread while the host computes.
+//
+// Decoding a token takes no lock, allocates nothing and calls the system for nothing, but where a
+// page begins, grows, ends or is coded (steady_test).
 //
 // A cell is named by (stream, cell); rows are whole rows of all KV heads, f16. Head sizes need not
 // be known before the first row: until SetHeads() rows stay f16.
@@ -11,13 +14,13 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "attention/attention.h"
 #include "base/executor.h"
+#include "base/gate.h"
 #include "base/status.h"
 #include "codec/format.h"
 #include "page/allocator.h"
@@ -61,6 +64,7 @@ class Cache {
 
   std::uint32_t n_streams() const { return n_streams_; }
   std::uint32_t n_cells() const { return n_cells_; }
+  std::uint32_t n_sink() const { return options_.n_sink; }
 
   // `format` as the user asked; resolved in SetHeads. n_embd_v may be 0.
   // `heads`: by KV head, of the same modifiers as `format`, which may differ in bits; empty: all as
@@ -130,7 +134,7 @@ class Cache {
   void Clear();
   void RemoveLayer(std::uint32_t layer);
 
-  CacheBytes bytes();
+  CacheBytes bytes();  // from any thread
 
  private:
   struct Layer {
@@ -154,12 +158,13 @@ class Cache {
 
   const Options options_;
   const std::uint32_t n_streams_, n_cells_;
-  std::mutex mutex_;
+  Gate gate_;
   page::Allocator allocator_;
   std::map<std::uint32_t, Layer> layers_;
   attention::Workspace workspace_;
   std::vector<attention::Page> views_;  // of the layer being attended
   std::deque<page::RowMask> view_masks_;
+  std::vector<std::size_t> view_ends_;  // in views_, by job
   std::vector<attention::Job> jobs_;
   std::uint64_t clamped_ = 0;
   attention::PagesRead pages_read_;

@@ -33,33 +33,41 @@ Status Stream::CollectSeals(std::vector<SealTask>& tasks) {
     std::uint32_t page;
     bool due;  // out of the recent window
   };
-  std::vector<Turn> turns(unsealed_.size());
+  const auto wanted = [&](const Turn& turn, Side side) -> const codec::SideLayout* {
+    const Block& b = pages_[turn.page]->side(side);
+    const codec::SideLayout* to = turn.due ? shape_.final_of(side) : shape_.window_of(side);
+    const bool ready = b.data != nullptr && SideComplete(*pages_[turn.page], side);
+    return ready && b.layout() != to ? to : nullptr;
+  };
+  const auto is_final = [&](const Turn& turn) {
+    const Page& p = *pages_[turn.page];
+    return turn.due && IsFinal(p, Side::kK) && IsFinal(p, Side::kV);
+  };
+  std::vector<Turn> turns;  // of the pages to do something about, latest first; mostly none
   for (std::size_t i = unsealed_.size(); i-- > 0;) {
     const Unsealed& u = unsealed_[i];
-    turns[i] = {u.page, newer[u.run] >= shape_.residual_length || IsIdle(runs_[u.run])};
+    const Turn turn{u.page, newer[u.run] >= shape_.residual_length || IsIdle(runs_[u.run])};
     newer[u.run] += pages_[u.page]->rows;
+    if (wanted(turn, Side::kK) != nullptr || wanted(turn, Side::kV) != nullptr || is_final(turn))
+      turns.push_back(turn);
   }
-  for (const auto& [id, due] : turns) {
-    const auto wanted = [&](Side side) -> const codec::SideLayout* {
-      const Block& b = pages_[id]->side(side);
-      const codec::SideLayout* to = due ? shape_.final_of(side) : shape_.window_of(side);
-      const bool ready = b.data != nullptr && SideComplete(*pages_[id], side);
-      return ready && b.layout() != to ? to : nullptr;
-    };
-    if (wanted(Side::kK) != nullptr || wanted(Side::kV) != nullptr) {
+  for (std::size_t i = turns.size(); i-- > 0;) {
+    const Turn& turn = turns[i];
+    const std::uint32_t id = turn.page;
+    if (wanted(turn, Side::kK) != nullptr || wanted(turn, Side::kV) != nullptr) {
       if (Status s = MovePinned(id); !s.ok()) return s;
     }
     if (!pages_[id]) continue;
     Page& p = *pages_[id];
     for (Side side : {Side::kK, Side::kV}) {
-      const codec::SideLayout* to = wanted(side);
+      const codec::SideLayout* to = wanted(turn, side);
       if (to == nullptr) continue;
       std::uint8_t* coded = alloc_.Allocate(to->bytes);
       if (coded == nullptr) return page::NoMemory(to->bytes);
       tasks.push_back({id, side, to, coded});
     }
     // A format of f16 has nothing to encode: the page is as final as it gets.
-    if (due && IsFinal(p, Side::kK) && IsFinal(p, Side::kV)) {
+    if (is_final(turn)) {
       p.state = State::kSealed;
       NotUnsealed(id);
     }
