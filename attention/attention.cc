@@ -18,6 +18,8 @@ namespace {
 constexpr std::uint32_t kUnitsPerThread = 4;
 // A shorter run costs more in merging than it gains.
 constexpr std::uint32_t kMinRunTokens = 256;
+// Multiply-adds that one thread is through with by the time a team has met and parted.
+constexpr std::size_t kMinTeamWork = 1 << 17;
 
 // How one job is cut: blocks of query rows, each against runs of pages.
 struct JobPlan {
@@ -77,6 +79,18 @@ void CutForThreads(const Plan& plan, JobPlan& j, std::uint32_t prefill_lanes,
   j.n_runs = std::clamp((n_pages + min_pages - 1) / min_pages, 1u, std::max(1u, by_threads));
   j.run_pages = (n_pages + j.n_runs - 1) / j.n_runs;
   j.n_runs = j.run_pages == 0 ? 1 : (n_pages + j.run_pages - 1) / j.run_pages;
+}
+
+// Looks at no more pages than it takes to know.
+bool WorthATeam(const Layer& layer, std::span<const Job> jobs, const Params& params) {
+  std::size_t work = 0;
+  for (const Job& job : jobs) {
+    const std::size_t per_row =
+        std::size_t{job.n_tok} * params.n_head * (layer.dim_k + layer.dim_v);
+    for (std::size_t i = 0; i < job.pages.size() && work < kMinTeamWork; ++i)
+      work += job.pages[i].rows * per_row;
+  }
+  return work >= kMinTeamWork;
 }
 
 void MakePlan(Plan& plan, std::span<const Job> jobs, std::uint32_t n_threads) {
@@ -292,7 +306,8 @@ Status Attend(const Layer& layer, std::span<const Job> jobs, const Params& param
   if (checked.v_group == 0 || checked.dim_v % checked.v_group != 0)
     checked.v_group = checked.dim_v;  // unused
 
-  const auto n_threads = static_cast<std::uint32_t>(std::max(1, executor.n_threads()));
+  const bool alone = executor.n_threads() <= 1 || !WorthATeam(layer, jobs, params);
+  const auto n_threads = alone ? 1 : static_cast<std::uint32_t>(executor.n_threads());
   // Plans first, since they say how much else is needed.
   std::uint8_t* memory = workspace.Get(jobs.size() * sizeof(JobPlan));
   if (memory == nullptr) return Status::OutOfMemory("attention: no scratch memory");
@@ -329,8 +344,12 @@ Status Attend(const Layer& layer, std::span<const Job> jobs, const Params& param
   std::atomic<std::size_t> next{0};
   const Shared shared{plan,    next,           runs_done,    partials,
                       scratch, scratch_stride, result_bytes, choices};
+  const auto for_all = [&](auto&& run) {
+    auto work = [&](int worker) { Work(shared, worker, run); };
+    alone ? work(0) : executor.ForEachWorker(work);
+  };
   if (plan.n_choices != 0) {
-    executor.ForEachWorker([&](int worker) { Work(shared, worker, BoundPages); });
+    for_all(BoundPages);
     next = 0;
     std::vector<float> worth;
     for (std::size_t i = 0; i < plan.n_choices; ++i) {
@@ -341,7 +360,7 @@ Status Attend(const Layer& layer, std::span<const Job> jobs, const Params& param
           std::count_if(worth.begin(), worth.end(), [](float x) { return !(x < -3e38f); }));
     }
   }
-  executor.ForEachWorker([&](int worker) { Work(shared, worker, RunUnit); });
+  for_all(RunUnit);
   return Status::Ok();
 }
 

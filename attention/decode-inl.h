@@ -295,10 +295,11 @@ HWY_INLINE void AccumulateCoded(const Layer& layer, const VCodes& v, std::ptrdif
   }
 }
 
-HWY_INLINE void Accumulate(const Layer& layer, const Page& page, const Page* next,
+// Says whether the weighted sum went to the rotated basis.
+HWY_INLINE bool Accumulate(const Layer& layer, const Page& page, const Page* next,
                            std::uint32_t head_kv, bool masks_differ, const DecodeScratchLayout& s,
                            const Active& active) {
-  if (page.v == nullptr) return;
+  if (page.v == nullptr) return false;
   const std::uint32_t dv = RoundUp(layer.dim_v, 16);
   const bool halves = HasRows(page.v_layout, head_kv);
   const bool coded = page.v_layout != nullptr && !halves;
@@ -354,6 +355,7 @@ HWY_INLINE void Accumulate(const Layer& layer, const Page& page, const Page* nex
     }
     ahead = 0;  // once is enough
   }
+  return coded && layer.v_hadamard;
 }
 
 // Which rows of the unit see something of the page, and their masks as floats where one is needed.
@@ -434,6 +436,7 @@ void DecodeUnit(const Unit& unit, std::uint8_t* scratch, float* result) {
   const bool masks_differ =
       unit.job->mask_head_stride != 0 || unit.token(0) != unit.token(unit.rows - 1);
   Active active;
+  bool rotated = false;
   const auto attend = [&](std::uint32_t i, std::uint32_t next_page) {
     const Page& page = unit.job->pages[i];
     const OpenRows open = OpenRowsOf(page, unit.job->n_kv);
@@ -445,7 +448,7 @@ void DecodeUnit(const Unit& unit, std::uint8_t* scratch, float* result) {
     Scores(layer, page, next, unit.head_kv, s, active);
     for (std::uint32_t a = 0; a < active.n; ++a)
       Softmax(layer, params, page, s, active.row[a], active.mask[a]);
-    Accumulate(layer, page, next, unit.head_kv, masks_differ, s, active);
+    rotated |= Accumulate(layer, page, next, unit.head_kv, masks_differ, s, active);
   };
   if (unit.choice == nullptr) {
     for (std::uint32_t i = unit.page0; i < unit.page1; ++i) attend(i, i + 1);
@@ -467,7 +470,7 @@ void DecodeUnit(const Unit& unit, std::uint8_t* scratch, float* result) {
     out.sum() = 0;
     for (std::uint32_t i = 0; i < 16; ++i) out.sum() += s.sum[std::size_t{r} * 16 + i];
     float* acc = s.acc + std::size_t{r} * dv;
-    if (layer.v_hadamard) RotateInto(s.acc_rotated + std::size_t{r} * dv, layer.dim_v, acc);
+    if (rotated) RotateInto(s.acc_rotated + std::size_t{r} * dv, layer.dim_v, acc);
     std::copy_n(acc, dv, out.acc());
   }
 }

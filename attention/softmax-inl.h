@@ -6,6 +6,7 @@
 #define KVTAMP_ATTENTION_SOFTMAX_INL_H_
 #endif
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -94,6 +95,10 @@ HWY_INLINE MaskClass Classify(const Page& page, const OpenRows& open, const half
 // out[RoundUp(rows, 16)]: what to add to each row's score; -inf where it is not attended.
 HWY_INLINE void MaskToFloat(const OpenRows& open, const half_t* m, std::uint32_t padded,
                             float* out) {
+  if (m == nullptr && open.first()) {
+    std::fill(std::fill_n(out, open.count, 0.0f), out + padded, kNegInf);
+    return;
+  }
   for (std::uint32_t r = 0; r < padded; ++r) {
     out[r] = !open.test(r) ? kNegInf : m == nullptr ? 0.0f : HalfToFloat(m[r]);
   }

@@ -73,16 +73,21 @@ class Arena {
   std::size_t used_ = 0;
 };
 
+inline std::uint64_t LowBits(std::uint32_t n) {
+  return n == 0 ? 0 : n >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << n) - 1;
+}
+
 // Rows of a page that may be attended at all: in use, live, of a cell below n_kv.
 struct OpenRows {
   std::uint64_t bits[codec::kMaxPageSize / 64] = {};
   std::uint32_t count = 0;
   bool test(std::uint32_t r) const { return (bits[r / 64] >> (r % 64) & 1) != 0; }
+  // They are the first `count`.
+  bool first() const {
+    static_assert(codec::kMaxPageSize == 128);
+    return bits[0] == LowBits(count) && bits[1] == LowBits(count < 64 ? 0 : count - 64);
+  }
 };
-
-inline std::uint64_t LowBits(std::uint32_t n) {
-  return n == 0 ? 0 : n >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << n) - 1;
-}
 
 inline OpenRows OpenRowsOf(const Page& page, std::uint32_t n_kv) {
   OpenRows open;
