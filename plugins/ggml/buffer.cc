@@ -85,6 +85,7 @@ void Buffer::RegisterKv(const ggml_tensor* t, std::uint32_t layer, Side side) {
   kv->n_cells = static_cast<std::uint32_t>(t->ne[1]);
   kv->n_streams = static_cast<std::uint32_t>(t->ne[2] * t->ne[3]);
   KvLayer& l = layers_[layer];
+  kv->pair = &l;
   auto& slot = side == Side::kK ? l.k : l.v;
   last_layer_ = std::max<int>(last_layer_, static_cast<int>(layer));
   if (slot != nullptr) std::erase(by_address_, slot.get());
@@ -161,11 +162,16 @@ bool Buffer::EnsureStored(const KvTensor& t) {
 }
 
 bool Buffer::SetHeads(const KvTensor& t, std::uint32_t n_head_kv, std::uint32_t v_in_k) {
+  KvLayer& l = layer(t);
+  const bool known = l.n_head_kv == n_head_kv && (v_in_k == 0 || l.v_in_k == v_in_k);
+  if (l.in_store && known) return true;
   if (!EnsureStored(t)) return false;
   Status s = cache_->SetHeads(t.layer, n_head_kv);
   if (s.ok() && v_in_k != 0) s = cache_->SetValuesInKeys(t.layer, v_in_k);
   if (!s.ok()) MakePlain(t, s.message());
-  layer(t).attended = s.ok();
+  l.attended = s.ok();
+  l.n_head_kv = n_head_kv;
+  l.v_in_k = v_in_k;
   return s.ok();
 }
 

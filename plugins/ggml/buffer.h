@@ -26,9 +26,12 @@
 
 namespace kvtamp::ggml_plugin {
 
+struct KvLayer;
+
 // One K or V tensor of the host.
 struct KvTensor {
   std::string name;
+  KvLayer* pair = nullptr;  // it is one of
   std::uint8_t* base = nullptr;
   std::size_t bytes = 0;
   std::uint32_t layer = 0;
@@ -42,8 +45,9 @@ struct KvLayer {
   std::unique_ptr<KvTensor> k, v;
   bool plain = false;  // memory as the host lays it out, no store
   bool in_store = false;
-  bool wrote = false;     // rows came in since the last Maintain
-  bool attended = false;  // by us, as far as is known
+  bool wrote = false;                       // rows came in since the last Maintain
+  bool attended = false;                    // by us, as far as is known
+  std::uint32_t n_head_kv = 0, v_in_k = 0;  // as SetHeads was last told; 0: not yet
   // Whose rows came last: a state brings all keys, then all values.
   enum class From : std::uint8_t { kGraph, kKeysOfState, kValuesOfState } from = From::kGraph;
   std::string why_plain;
@@ -60,7 +64,7 @@ class Buffer {
 
   // The K or V tensor that holds this address, or null. Valid for views as for the tensor itself.
   const KvTensor* Find(const void* address) const;
-  KvLayer& layer(const KvTensor& t) { return layers_.at(t.layer); }
+  KvLayer& layer(const KvTensor& t) { return *t.pair; }
   bool HasKv() const { return !layers_.empty(); }
   // The highest layer with K here, -1 if none. From any thread.
   int last_layer() const { return last_layer_; }

@@ -82,16 +82,6 @@ bool IsViewOp(const ggml_tensor* t) {
 
 float ParamF32(const ggml_tensor* t, int i) { return std::bit_cast<float>(t->op_params[i]); }
 
-// Where an attention op's K and V lie in the store, checked against the only layout the host's
-// caches have: all heads of a cell in one row, one stream after the other.
-struct AttentionLayout {
-  const KvTensor* k = nullptr;
-  const KvTensor* v = nullptr;
-  std::uint32_t n_head_kv = 0, first_stream = 0, n_streams = 0;
-  std::uint32_t v_in_k = 0;       // latent attention: V is the first so many channels of K
-  const char* why_not = nullptr;  // null: it fits
-};
-
 // `head_size`: of the row's heads; a view of V inside K shows only the first part of each.
 const char* CheckSide(const KvTensor& kv, const ggml_tensor* t, std::uint32_t n_head_kv,
                       std::size_t head_size, std::uint32_t& first_stream) {
@@ -110,6 +100,7 @@ const char* CheckSide(const KvTensor& kv, const ggml_tensor* t, std::uint32_t n_
 
 AttentionLayout LayoutOf(const ggml_tensor* op) {
   AttentionLayout a;
+  a.op = op;
   const ggml_tensor *q = op->src[0], *k = op->src[1], *v = op->src[2];
   a.k = KvOf(k);
   a.v = KvOf(v);
@@ -117,7 +108,8 @@ AttentionLayout LayoutOf(const ggml_tensor* op) {
     a.why_not = "K or V is not a cache tensor";
     return a;
   }
-  if (a.k->side != Side::kK || a.k->layer != a.v->layer || (a.v != a.k && a.v->side != Side::kV)) {
+  a.buffer = OurBuffer(k);
+  if (a.k->side != Side::kK || a.k->pair != a.v->pair || (a.v != a.k && a.v->side != Side::kV)) {
     a.why_not = "K and V belong to different layers";
     return a;
   }
@@ -133,7 +125,7 @@ AttentionLayout LayoutOf(const ggml_tensor* op) {
   if (a.v == a.k) {
     a.v_in_k = static_cast<std::uint32_t>(head_v);
     if (head_v > head_k) a.why_not = "values beyond the keys they lie in";
-    if (OurBuffer(k)->layer(*a.k).v != nullptr)
+    if (a.buffer->layer(*a.k).v != nullptr)
       a.why_not = "values inside keys beside a V of the layer's own";
     if (a.why_not != nullptr) return a;
   }
@@ -151,13 +143,11 @@ AttentionLayout LayoutOf(const ggml_tensor* op) {
 }
 
 // Learns a layer's head size as early as the host shows it, and settles early what the store cannot
-// hold: before the first row nothing has to be moved.
-bool PrepareAttention(const ggml_tensor* op) {
-  const AttentionLayout a = LayoutOf(op);
-  Buffer* b = OurBuffer(op->src[1]);
-  if (a.why_not == nullptr) return b->SetHeads(*a.k, a.n_head_kv, a.v_in_k);
-  if (a.k != nullptr) b->MakePlain(*a.k, a.why_not);
-  if (a.v != nullptr) OurBuffer(op->src[2])->MakePlain(*a.v, a.why_not);
+// hold: before the first row nothing has to be moved. Says whether the store holds it.
+bool PrepareAttention(const AttentionLayout& a) {
+  if (a.why_not == nullptr) return a.buffer->SetHeads(*a.k, a.n_head_kv, a.v_in_k);
+  if (a.k != nullptr) OurBuffer(a.op->src[1])->MakePlain(*a.k, a.why_not);
+  if (a.v != nullptr) OurBuffer(a.op->src[2])->MakePlain(*a.v, a.why_not);
   return false;
 }
 
@@ -171,8 +161,8 @@ void FindSinks(const half_t* mask, std::size_t row_stride, std::uint32_t n_tok, 
   for (std::uint32_t t = 0; t < n_tok; ++t) {
     const half_t* row = mask + t * row_stride;
     std::uint32_t n = 0;
-    for (std::uint32_t base = 0; base < n_kv && n <= n_sink; base += 256) {
-      const std::uint32_t end = std::min(n_kv, base + 256);
+    for (std::uint32_t base = 0; base < n_kv && n <= n_sink; base += 64) {
+      const std::uint32_t end = std::min(n_kv, base + 64);
       std::uint32_t open = 0;
       for (std::uint32_t i = base; i < end; ++i) open += row[i] != kMasked;  // vectorised
       if (open == 0) continue;
@@ -190,15 +180,11 @@ void FindSinks(const half_t* mask, std::size_t row_stride, std::uint32_t n_tok, 
 
 // What the tokens that write `n_rows` rows of a layer see, from the mask of the attention that
 // follows in the graph. Without a mask, or with one of another shape: nothing is known.
-store::Sight SightOf(const Buffer* buffer, std::uint32_t layer, ggml_cgraph* graph,
+store::Sight SightOf(const KvTensor& k, std::span<const AttentionLayout> attentions,
                      std::size_t n_rows) {
-  for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
-    const ggml_tensor* node = ggml_graph_node(graph, i);
-    if (node->op != GGML_OP_FLASH_ATTN_EXT) continue;
-    const KvTensor* k = KvOf(node->src[1]);
-    const ggml_tensor *q = node->src[0], *mask = node->src[3];
-    // One layer's K and V lie in one buffer.
-    if (k == nullptr || k->layer != layer || OurBuffer(node->src[1]) != buffer) continue;
+  for (const AttentionLayout& a : attentions) {
+    if (a.k != &k) continue;
+    const ggml_tensor *q = a.op->src[0], *mask = a.op->src[3];
     if (mask == nullptr || mask->type != GGML_TYPE_F16 || mask->nb[0] != sizeof(half_t) ||
         static_cast<std::size_t>(q->ne[1] * q->ne[3]) != n_rows)
       return {};
@@ -252,7 +238,8 @@ bool SupportsOp(const ggml_tensor* op) {
   }
   if (op->op == GGML_OP_FLASH_ATTN_EXT && IsOurs(BufferOf(op->src[1])) &&
       IsOurs(BufferOf(op->src[2]))) {
-    if (OurBuffer(op->src[1]) != nullptr && OurBuffer(op->src[2]) != nullptr) PrepareAttention(op);
+    if (OurBuffer(op->src[1]) != nullptr && OurBuffer(op->src[2]) != nullptr)
+      PrepareAttention(LayoutOf(op));
     return true;
   }
   // Reading recurrent state in place saves the host a copy of all of it for every token.
@@ -281,7 +268,7 @@ ggml_status Backend::HostCompute(ggml_tensor* node, const char* why) {
   return delegate_.Compute(node, n_threads);
 }
 
-ggml_status Backend::SetRows(ggml_tensor* node, ggml_cgraph* graph) {
+ggml_status Backend::SetRows(ggml_tensor* node) {
   const KvTensor* kv = KvOf(node);
   if (kv == nullptr) return HostCompute(node, "not a cache tensor");
   Buffer* b = OurBuffer(node);
@@ -299,38 +286,41 @@ ggml_status Backend::SetRows(ggml_tensor* node, ggml_cgraph* graph) {
                                  : "rows written in parts");
   }
   if (!b->EnsureStored(*kv)) return HostCompute(node, "layer is plain");
-  std::vector<std::uint64_t> cells(static_cast<std::size_t>(rows->ne[1]));
+  cells_.resize(static_cast<std::size_t>(rows->ne[1]));
   const std::uint64_t first = offset / kv->row_bytes();
-  for (std::size_t i = 0; i < cells.size(); ++i) {
+  for (std::size_t i = 0; i < cells_.size(); ++i) {
     const auto* p = static_cast<const std::uint8_t*>(index->data) + i * index->nb[0];
     const std::int64_t cell = index->type == GGML_TYPE_I64
                                   ? *reinterpret_cast<const std::int64_t*>(p)
                                   : *reinterpret_cast<const std::int32_t*>(p);
-    cells[i] = first + static_cast<std::uint64_t>(cell);
+    cells_[i] = first + static_cast<std::uint64_t>(cell);
   }
   store::Cache& cache = *b->cache();
   // Keys come first; values join the rows that these began.
   const store::Sight sees =
-      kv->side == Side::kK ? SightOf(b, kv->layer, graph, cells.size()) : store::Sight();
+      kv->side == Side::kK ? SightOf(*kv, attentions_, cells_.size()) : store::Sight();
   const store::Sight* sight = sees.mask == nullptr ? nullptr : &sees;
   Status s = rows->type == GGML_TYPE_F32
-                 ? cache.Write(kv->layer, kv->side, cells, static_cast<const float*>(rows->data),
+                 ? cache.Write(kv->layer, kv->side, cells_, static_cast<const float*>(rows->data),
                                rows->nb[1] / sizeof(float), sight)
-                 : cache.Write(kv->layer, kv->side, cells, static_cast<const half_t*>(rows->data),
+                 : cache.Write(kv->layer, kv->side, cells_, static_cast<const half_t*>(rows->data),
                                rows->nb[1] / sizeof(half_t), sight);
-  b->layer(*kv).wrote = true;
-  b->layer(*kv).from = KvLayer::From::kGraph;
+  kv->pair->wrote = true;
+  kv->pair->from = KvLayer::From::kGraph;
   if (s.ok()) return GGML_STATUS_SUCCESS;
   Log(LogLevel::kError, s.message());
   return s.code() == Code::kOutOfMemory ? GGML_STATUS_ALLOC_FAILED : GGML_STATUS_FAILED;
 }
 
 ggml_status Backend::Attend(ggml_tensor* node) {
-  if (!PrepareAttention(node)) return HostCompute(node, "layer is plain");
-  const AttentionLayout a = LayoutOf(node);
-  Buffer* b = OurBuffer(node->src[1]);
-  KvLayer& layer = b->layer(*a.k);
-  if (layer.plain || OurBuffer(node->src[2]) != b) return HostCompute(node, "layer is plain");
+  const auto found = std::find_if(attentions_.begin(), attentions_.end(),
+                                  [&](const AttentionLayout& a) { return a.op == node; });
+  // A layer may have become plain since.
+  if (found == attentions_.end() || found->k->pair->plain)
+    return HostCompute(node, "layer is plain");
+  const AttentionLayout& a = *found;
+  Buffer* b = a.buffer;
+  KvLayer& layer = *a.k->pair;
   const ggml_tensor *q = node->src[0], *mask = node->src[3], *sinks = node->src[4];
 
   attention::Params params;
@@ -342,13 +332,11 @@ ggml_status Backend::Attend(ggml_tensor* node) {
 
   const std::uint32_t n_tok = static_cast<std::uint32_t>(q->ne[1]);
   const std::uint32_t n_kv = static_cast<std::uint32_t>(node->src[1]->ne[1]);
-  const std::uint32_t n_sink = CurrentSettings()->n_sink;
   store::Cache& cache = *b->cache();
-  std::vector<store::Cache::StreamJob> jobs(a.n_streams);
-  std::vector<std::uint32_t> sink_cells;
+  jobs_.assign(a.n_streams, {});
   for (std::uint32_t s = 0; s < a.n_streams; ++s) {
-    jobs[s].stream = a.first_stream + s;
-    attention::Job& j = jobs[s].job;
+    jobs_[s].stream = a.first_stream + s;
+    attention::Job& j = jobs_[s].job;
     j.q = reinterpret_cast<const float*>(static_cast<const std::uint8_t*>(q->data) + s * q->nb[3]);
     j.q_tok_stride = q->nb[1] / sizeof(float);
     j.q_head_stride = q->nb[2] / sizeof(float);
@@ -362,22 +350,22 @@ ggml_status Backend::Attend(ggml_tensor* node) {
                                                (s % mask->ne[3]) * mask->nb[3]);
       j.mask_tok_stride = mask->nb[1] / sizeof(half_t);
       j.mask_head_stride = mask->ne[2] > 1 ? mask->nb[2] / sizeof(half_t) : 0;
-      if (layer.wrote && n_sink > 0) {
-        FindSinks(j.mask, j.mask_tok_stride, n_tok, n_kv, n_sink, sink_cells);
-        if (!sink_cells.empty()) cache.MarkSinks(a.k->layer, jobs[s].stream, sink_cells);
+      if (layer.wrote && cache.n_sink() > 0) {
+        FindSinks(j.mask, j.mask_tok_stride, n_tok, n_kv, cache.n_sink(), sink_cells_);
+        if (!sink_cells_.empty()) cache.MarkSinks(a.k->layer, jobs_[s].stream, sink_cells_);
       }
     }
   }
   if (layer.wrote) {
     // The host counts n_kv from the highest used cell of these streams (docs/reclaim.md): what lies
     // beyond was removed.
-    for (const auto& j : jobs) {
+    for (const auto& j : jobs_) {
       b->NoteAttended(j.stream, n_kv);
       cache.DropFrom(a.k->layer, j.stream, n_kv);
     }
   }
   OmpExecutor executor(n_threads);
-  Status s = cache.Attend(a.k->layer, jobs, params, executor);
+  Status s = cache.Attend(a.k->layer, jobs_, params, executor);
   if (s.ok() && layer.wrote) {
     // The micro-batch has attended its own rows in f16; now they may be coded.
     s = cache.Maintain(a.k->layer, executor);
@@ -515,10 +503,10 @@ ggml_status Backend::ShiftRows(ggml_tensor* node, const KvTensor& kv, std::uint6
   return GGML_STATUS_SUCCESS;
 }
 
-ggml_status Backend::ComputeNode(ggml_tensor* node, ggml_cgraph* graph) {
+ggml_status Backend::ComputeNode(ggml_tensor* node) {
   switch (node->op) {
     case GGML_OP_SET_ROWS:
-      return SetRows(node, graph);
+      return SetRows(node);
     case GGML_OP_FLASH_ATTN_EXT:
       return Attend(node);
     case GGML_OP_ROPE:
@@ -531,21 +519,23 @@ ggml_status Backend::ComputeNode(ggml_tensor* node, ggml_cgraph* graph) {
 
 ggml_status Backend::Compute(ggml_cgraph* graph) {
   NoteWork();
-  const int n = ggml_graph_n_nodes(graph);
+  const std::span nodes(ggml_graph_nodes(graph),
+                        static_cast<std::size_t>(ggml_graph_n_nodes(graph)));
   // Heads first: rows of a graph may come before the attention that tells their layout.
-  for (int i = 0; i < n; ++i) {
-    const ggml_tensor* node = ggml_graph_node(graph, i);
-    if (node->op == GGML_OP_FLASH_ATTN_EXT && OurBuffer(node->src[1]) != nullptr &&
-        OurBuffer(node->src[2]) != nullptr)
-      PrepareAttention(node);
+  attentions_.clear();
+  for (const ggml_tensor* node : nodes) {
+    if (node->op != GGML_OP_FLASH_ATTN_EXT || OurBuffer(node->src[1]) == nullptr ||
+        OurBuffer(node->src[2]) == nullptr)
+      continue;
+    const AttentionLayout layout = LayoutOf(node);
+    if (PrepareAttention(layout)) attentions_.push_back(layout);
   }
-  for (int i = 0; i < n; ++i) {
-    ggml_tensor* node = ggml_graph_node(graph, i);
+  for (ggml_tensor* node : nodes) {
     if (IsViewOp(node) || ggml_is_empty(node) || !(node->flags & GGML_TENSOR_FLAG_COMPUTE))
       continue;
     if (abort_callback != nullptr && abort_callback(abort_data)) return GGML_STATUS_ABORTED;
     if (Buffer* b = OurBuffer(node)) b->Announce();
-    if (ggml_status s = ComputeNode(node, graph); s != GGML_STATUS_SUCCESS) return s;
+    if (ggml_status s = ComputeNode(node); s != GGML_STATUS_SUCCESS) return s;
   }
   return GGML_STATUS_SUCCESS;
 }

@@ -95,7 +95,7 @@ void RememberBeforeEnd() {
   book().ending = true;
 }
 
-void NoteWork() { book().ending = false; }
+void NoteWork() { book().ending.store(false, std::memory_order_relaxed); }
 
 control::Snapshot FinalSnapshot() {
   RememberBeforeLoss();
