@@ -24,8 +24,7 @@ Cache::Cache(const Options& options, std::uint32_t n_streams, std::uint32_t n_ce
 Cache::~Cache() = default;
 
 Cache::Layer* Cache::Get(std::uint32_t layer) {
-  auto it = layers_.find(layer);
-  return it == layers_.end() ? nullptr : &it->second;
+  return layer < layers_.size() ? layers_[layer].get() : nullptr;
 }
 
 Status Cache::AddLayer(std::uint32_t layer, std::uint32_t n_embd_k, std::uint32_t n_embd_v,
@@ -33,7 +32,9 @@ Status Cache::AddLayer(std::uint32_t layer, std::uint32_t n_embd_k, std::uint32_
   const Gate::Host host(gate_);
   if (n_embd_k == 0 || n_cells_ == 0) return Status::Invalid("a layer needs cells and a row size");
   if (Get(layer) != nullptr) return Status::Invalid("layer " + std::to_string(layer) + " exists");
-  Layer& l = layers_[layer];
+  if (layers_.size() <= layer) layers_.resize(layer + 1u);
+  layers_[layer] = std::make_unique<Layer>();
+  Layer& l = *layers_[layer];
   l.format = format;
   l.heads = std::move(heads);
   l.shape.n_embd_k = n_embd_k;
@@ -50,7 +51,7 @@ void Cache::RemoveLayer(std::uint32_t layer) {
   const Gate::Host host(gate_);
   if (Layer* l = Get(layer)) {
     for (auto& s : l->streams) s->Clear();
-    layers_.erase(layer);
+    layers_[layer].reset();
   }
 }
 
@@ -452,7 +453,9 @@ Status Cache::CopySide(std::uint32_t layer, Side side, std::uint32_t from, std::
 
 void Cache::Clear() {
   const Gate::Host host(gate_);
-  for (auto& [id, l] : layers_) {
+  for (auto& layer : layers_) {
+    if (layer == nullptr) continue;
+    Layer& l = *layer;
     l.copy_pending = false;
     for (auto& s : l.streams) s->Clear();
     // No coded page is left that needs it.
@@ -466,7 +469,9 @@ void Cache::Clear() {
 CacheBytes Cache::bytes() {
   const Gate::Guest guest(gate_);
   CacheBytes out;
-  for (auto& [id, l] : layers_) {
+  for (std::uint32_t id = 0; id < layers_.size(); ++id) {
+    if (layers_[id] == nullptr) continue;
+    Layer& l = *layers_[id];
     LayerBytes lb;
     lb.layer = id;
     lb.n_head_kv = l.shape.n_head_kv;
@@ -509,7 +514,7 @@ CacheBytes Cache::bytes() {
     for (int s = 0; s < 2; ++s) claimed += lb.sum.coded[s] + lb.sum.scales[s] + lb.sum.open[s];
     claimed += lb.sum.slack;
     // Not of the allocator's memory.
-    lb.sum.scales[0] += layers_.at(lb.layer).shape.k_mean.capacity() * sizeof(float);
+    lb.sum.scales[0] += layers_[lb.layer]->shape.k_mean.capacity() * sizeof(float);
   }
   out.allocator_slack =
       allocator_.resident_bytes() > claimed ? allocator_.resident_bytes() - claimed : 0;

@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -160,7 +159,7 @@ class Cache {
   const std::uint32_t n_streams_, n_cells_;
   Gate gate_;
   page::Allocator allocator_;
-  std::map<std::uint32_t, Layer> layers_;
+  std::vector<std::unique_ptr<Layer>> layers_;  // by number; null: none
   attention::Workspace workspace_;
   std::vector<attention::Page> views_;  // of the layer being attended
   std::deque<page::RowMask> view_masks_;

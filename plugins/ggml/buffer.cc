@@ -88,11 +88,11 @@ void Buffer::RegisterKv(const ggml_tensor* t, std::uint32_t layer, Side side) {
   kv->pair = &l;
   auto& slot = side == Side::kK ? l.k : l.v;
   last_layer_ = std::max<int>(last_layer_, static_cast<int>(layer));
-  if (slot != nullptr) std::erase(by_address_, slot.get());
+  if (slot != nullptr) std::erase_if(by_address_, [&](const At& a) { return a.kv == slot.get(); });
   slot = std::move(kv);
   auto at = std::lower_bound(by_address_.begin(), by_address_.end(), slot->base,
-                             [](const KvTensor* a, const std::uint8_t* b) { return a->base < b; });
-  by_address_.insert(at, slot.get());
+                             [](const At& a, const std::uint8_t* b) { return a.base < b; });
+  by_address_.insert(at, {slot->base, slot.get()});
   const KvTensor& me = *slot;
   if (l.plain) {  // the other side could not be stored
     if (Commit(me.base, me.bytes)) plain_bytes_ += me.bytes;
@@ -126,9 +126,9 @@ void Buffer::InitTensor(ggml_tensor* t) {
 
 const KvTensor* Buffer::Find(const void* address) const {
   auto it = std::upper_bound(by_address_.begin(), by_address_.end(), Bytes(address),
-                             [](const std::uint8_t* a, const KvTensor* b) { return a < b->base; });
+                             [](const std::uint8_t* a, const At& b) { return a < b.base; });
   if (it == by_address_.begin()) return nullptr;
-  const KvTensor* t = *--it;
+  const KvTensor* t = (--it)->kv;
   return Bytes(address) < t->base + t->bytes ? t : nullptr;
 }
 
@@ -382,7 +382,7 @@ void Buffer::Clear(std::uint8_t value) {
     if (end > at && Commit(at, static_cast<std::size_t>(end - at)))
       std::memset(at, value, static_cast<std::size_t>(end - at));
   };
-  for (const KvTensor* t : by_address_) {
+  for (const auto& [base, t] : by_address_) {
     if (!IsStored(t)) continue;
     fill_to(t->base);
     Patch(*t, t->base, nullptr, value, t->bytes);

@@ -119,7 +119,11 @@ class Buffer {
   // State of other kinds than K and V, by what it is: number of tensors, bytes.
   std::map<std::string, std::pair<int, std::size_t>> other_state_;
   std::map<std::uint32_t, KvLayer> layers_;
-  std::vector<const KvTensor*> by_address_;  // ascending
+  struct At {
+    const std::uint8_t* base;
+    const KvTensor* kv;
+  };
+  std::vector<At> by_address_;  // ascending
   std::unique_ptr<store::Cache> cache_;
   std::mutex snapshot_mutex_;  // a snapshot may look for cache_ from any thread
 };
