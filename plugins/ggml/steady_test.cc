@@ -1,6 +1,6 @@
-// What a decoded token costs besides arithmetic: no allocation, no lock, no system call of ours. Of
-// that are free only the tokens with which a page begins, grows (rows 16 and 32) or ends and is
-// coded, and a new bucket of 64 cells in the index.
+// What a decoded token costs besides arithmetic: no allocation, no lock, no system call of ours.
+// Excepted are tokens with which a page begins, grows (at rows 16 and 32) or ends and is coded, or
+// a bucket of 64 cells of the index begins.
 #include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
