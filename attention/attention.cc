@@ -218,6 +218,8 @@ PageChoice* LayOutChoices(Arena& arena, const Plan& plan, bool fill) {
   return choices;
 }
 
+}  // namespace
+
 Status Check(const Layer& layer, std::span<const Job> jobs, const Params& params) {
   const auto bad = [](std::uint32_t dim) {
     return dim < 8 || dim > codec::kMaxDim || dim % 8 != 0;
@@ -261,8 +263,6 @@ Status Check(const Layer& layer, std::span<const Job> jobs, const Params& params
   }
   return Status::Ok();
 }
-
-}  // namespace
 
 float Slope(std::uint32_t head, std::uint32_t n_head, float max_bias) {
   if (max_bias <= 0.0f) return 1.0f;

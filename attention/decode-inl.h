@@ -199,18 +199,17 @@ HWY_INLINE void Scores(const Layer& layer, const Page& page, const Page* next,
   }
 }
 
-// Scores to weights, in place; running maximum and sum; rescales what was accumulated if the
-// maximum moved. Weights of rows that are not attended are 0, up to the page size.
-HWY_INLINE void Softmax(const Layer& layer, const Params& params, const Page& page,
-                        const DecodeScratchLayout& s, std::uint32_t r, const float* mask) {
+// Scores as they enter the softmax, in place: capped, biased, -inf where the mask is. Returns the
+// largest of each lane.
+HWY_INLINE hn::Vec<hn::ScalableTag<float>> MaskScores(const Params& params,
+                                                      const DecodeScratchLayout& s, std::uint32_t r,
+                                                      const float* mask, std::uint32_t padded) {
   const hn::ScalableTag<float> d;
-  const std::uint32_t lanes = static_cast<std::uint32_t>(hn::Lanes(d));
-  const std::uint32_t padded = RoundUp(page.rows, 16);
   float* score = s.score + std::size_t{r} * codec::kMaxPageSize;
   const auto neg_inf = hn::Set(d, kNegInf), cap = hn::Set(d, params.softcap);
   const auto slope = hn::Set(d, s.slope[r]);
   auto max = neg_inf;
-  for (std::uint32_t t = 0; t < padded; t += lanes) {
+  for (std::uint32_t t = 0; t < padded; t += static_cast<std::uint32_t>(hn::Lanes(d))) {
     auto x = hn::Load(d, score + t);
     if (params.softcap != 0) x = SoftCap(d, x, cap);
     if (mask != nullptr) {  // selects, since a dead row's score may be NaN
@@ -220,6 +219,18 @@ HWY_INLINE void Softmax(const Layer& layer, const Params& params, const Page& pa
     hn::Store(x, d, score + t);
     max = hn::Max(max, x);
   }
+  return max;
+}
+
+// Scores to weights, in place; running maximum and sum; rescales what was accumulated if the
+// maximum moved. Weights of rows that are not attended are 0, up to the page size.
+HWY_INLINE void Softmax(const Layer& layer, const Params& params, const Page& page,
+                        const DecodeScratchLayout& s, std::uint32_t r, const float* mask) {
+  const hn::ScalableTag<float> d;
+  const std::uint32_t lanes = static_cast<std::uint32_t>(hn::Lanes(d));
+  const std::uint32_t padded = RoundUp(page.rows, 16);
+  float* score = s.score + std::size_t{r} * codec::kMaxPageSize;
+  const auto max = MaskScores(params, s, r, mask, padded);
   auto top = hn::Set(d, s.max[r]);
   float* sums = s.sum + std::size_t{r} * 16;
   if (!hn::AllFalse(d, hn::Gt(max, top))) {  // rare after the first pages

@@ -9,6 +9,7 @@
 
 #include "attention/bounds-inl.h"
 #include "attention/decode-inl.h"
+#include "attention/observe-inl.h"
 #include "attention/prefill-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -148,6 +149,7 @@ HWY_EXPORT(DecodeScratchOf);
 HWY_EXPORT(PrefillScratchOf);
 HWY_EXPORT(BoundUnit);
 HWY_EXPORT(DecodeUnit);
+HWY_EXPORT(ObserveUnit);
 HWY_EXPORT(PrefillUnit);
 HWY_EXPORT(FinishRow);
 HWY_EXPORT(GridOf);
@@ -170,6 +172,11 @@ void RunDecode(const Unit& unit, std::uint8_t* scratch, float* result) {
 
 void RunBounds(const Unit& unit, std::uint8_t* scratch, float* bounds, std::size_t stride) {
   HWY_DYNAMIC_DISPATCH(BoundUnit)(unit, scratch, bounds, stride);
+}
+
+void RunObserve(const Unit& unit, std::uint8_t* scratch, float* scores, std::size_t slots,
+                float* mass) {
+  HWY_DYNAMIC_DISPATCH(ObserveUnit)(unit, scratch, scores, slots, mass);
 }
 
 void RunPrefill(const Unit& unit, std::uint8_t* scratch, float* result) {

@@ -19,6 +19,11 @@ void RunPrefill(const Unit& unit, std::uint8_t* scratch, float* result);
 // for RunDecode.
 void RunBounds(const Unit& unit, std::uint8_t* scratch, float* bounds, std::size_t stride);
 
+// Adds the softmax weights of the unit's rows to mass[cell]. slots: rows of its pages, each rounded
+// up to 16; scores: [rows][slots] scratch, the other as for RunDecode.
+void RunObserve(const Unit& unit, std::uint8_t* scratch, float* scores, std::size_t slots,
+                float* mass);
+
 // Folds the row's n partial results, `stride` floats apart, and a sink (null: none) into one and
 // writes out[dim_v]. Changes the first partial.
 void Finish(float* partials, std::size_t stride, std::uint32_t n, const float* sink,

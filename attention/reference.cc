@@ -95,14 +95,15 @@ Rows RowsOf(const Layer& layer, const Job& job, std::uint32_t head_kv) {
   return rows;
 }
 
-void AttendRow(const Layer& layer, const Job& job, const Params& params, std::uint32_t token,
-               std::uint32_t head, const Rows& rows) {
+// The softmax weight of each row for one query; less than 1 in all where there are sinks.
+std::vector<double> Weights(const Layer& layer, const Job& job, const Params& params,
+                            std::uint32_t token, std::uint32_t head, const Rows& rows) {
   const float* q = job.q + token * job.q_tok_stride + head * job.q_head_stride;
   const double slope = SlopeOf(head, params);
   const double sink = params.sinks != nullptr ? params.sinks[head] : -kInf;
-  std::vector<double> scores(rows.cells.size(), -kInf), out(layer.dim_v, 0.0);
+  std::vector<double> weights(rows.cells.size(), -kInf);
   double max = sink, sum = 0;
-  for (std::size_t i = 0; i < scores.size(); ++i) {
+  for (std::size_t i = 0; i < weights.size(); ++i) {
     double bias = 0;
     if (job.mask != nullptr) {
       bias =
@@ -115,19 +116,29 @@ void AttendRow(const Layer& layer, const Job& job, const Params& params, std::ui
     for (std::uint32_t c = 0; c < layer.dim_k; ++c) s += double{q[c]} * rows.k[i * layer.dim_k + c];
     s *= params.scale;
     if (params.softcap != 0) s = params.softcap * std::tanh(s / params.softcap);
-    scores[i] = s + bias;
-    max = std::max(max, scores[i]);
+    weights[i] = s + bias;
+    max = std::max(max, weights[i]);
   }
   if (sink != -kInf) sum += std::exp(sink - max);
-  for (std::size_t i = 0; i < scores.size(); ++i) {
-    if (scores[i] == -kInf) continue;
-    const double p = std::exp(scores[i] - max);
-    sum += p;
-    for (std::uint32_t c = 0; c < layer.dim_v; ++c) out[c] += p * rows.v[i * layer.dim_v + c];
+  for (double& w : weights) {
+    w = w == -kInf ? 0 : std::exp(w - max);
+    sum += w;
+  }
+  for (double& w : weights) w = sum > 0 ? w / sum : 0;
+  return weights;
+}
+
+void AttendRow(const Layer& layer, const Job& job, const Params& params, std::uint32_t token,
+               std::uint32_t head, const Rows& rows) {
+  const std::vector<double> weights = Weights(layer, job, params, token, head, rows);
+  std::vector<double> out(layer.dim_v, 0.0);
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    if (weights[i] == 0) continue;  // what is not attended may be NaN
+    for (std::uint32_t c = 0; c < layer.dim_v; ++c)
+      out[c] += weights[i] * rows.v[i * layer.dim_v + c];
   }
   float* to = job.out + token * job.out_tok_stride + head * job.out_head_stride;
-  for (std::uint32_t c = 0; c < layer.dim_v; ++c)
-    to[c] = sum > 0 ? static_cast<float>(out[c] / sum) : 0.0f;
+  for (std::uint32_t c = 0; c < layer.dim_v; ++c) to[c] = static_cast<float>(out[c]);
 }
 
 }  // namespace
@@ -142,6 +153,20 @@ void AttendReference(const Layer& layer, std::span<const Job> jobs, const Params
           AttendRow(layer, job, params, token, head, rows);
         }
       }
+    }
+  }
+}
+
+void ObserveReference(const Layer& layer, const Job& job, const Params& params,
+                      std::uint32_t first_tok, std::uint32_t n_tok, double* mass,
+                      std::size_t stride) {
+  const std::uint32_t gqa = params.n_head / layer.n_head_kv;
+  for (std::uint32_t head = 0; head < params.n_head; ++head) {
+    const Rows rows = RowsOf(layer, job, head / gqa);
+    for (std::uint32_t token = first_tok; token < first_tok + n_tok; ++token) {
+      const std::vector<double> weights = Weights(layer, job, params, token, head, rows);
+      for (std::size_t i = 0; i < weights.size(); ++i)
+        mass[head / gqa * stride + rows.cells[i]] += weights[i];
     }
   }
 }

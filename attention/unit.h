@@ -108,6 +108,9 @@ inline OpenRows OpenRowsOf(const Page& page, std::uint32_t n_kv) {
   return open;
 }
 
+// Shapes that the kernels can take.
+Status Check(const Layer& layer, std::span<const Job> jobs, const Params& params);
+
 // q . (turn of k) = (turn back of q) . k: copies a query of dim_k channels, scaled, turned back by
 // `turn` (null: not at all); out's channels lie `stride` apart.
 void TurnedQuery(const Layer& layer, const float* turn, const float* q, float scale, float* out,

@@ -43,6 +43,7 @@ struct Options {
   std::vector<std::string> host_types{"f16", "q8_0", "q4_0"};
   std::vector<std::string> isas;
   std::vector<int> threads;
+  std::vector<std::uint32_t> observed{0};
   int repetitions = 5;
   bool shapes_given = false;
 };
@@ -65,6 +66,7 @@ class OpenMp final : public Executor {
 struct Subject {
   bool own = true;
   codec::Pair pair;
+  std::uint32_t n_observed = 0;
   ggml_type type = GGML_TYPE_F16;
 };
 
@@ -100,7 +102,8 @@ Result<std::unique_ptr<Attention>> Make(const Subject& subject, Line& line, Exec
   if (!format.ok()) return format.status();
   line.layer_bytes = format.value().layer_bytes(line.shape);
   auto made = CodedAttention::Make(line.shape, format.value(),
-                                   LayersFor(line.layer_bytes, line.shape.decode()), executor);
+                                   LayersFor(line.layer_bytes, line.shape.decode()),
+                                   subject.n_observed, executor);
   if (!made.ok()) return made.status();
   return std::unique_ptr<Attention>(std::move(made.value()));
 }
@@ -202,12 +205,15 @@ Status PlanSubjects(const Options& o, Plan& plan) {
   for (const std::string& text : o.host_types) {
     const auto type = tool::HostType(text, "--host-types");
     if (!type.ok()) return type.status();
-    plan.subjects.emplace_back("ggml " + text, Subject{false, {}, type.value()});
+    plan.subjects.emplace_back("ggml " + text, Subject{false, {}, 0, type.value()});
   }
   for (const std::string& text : o.caches) {
     const auto pair = codec::ParsePair(text);
     if (!pair.ok()) return Status::Invalid("--caches " + pair.status().message());
-    plan.subjects.emplace_back("kvtamp " + text, Subject{true, pair.value()});
+    for (const std::uint32_t n : o.observed)
+      plan.subjects.emplace_back(
+          n == 0 ? "kvtamp " + text : fmt::format("kvtamp {} observing {}", text, n),
+          Subject{true, pair.value(), n});
   }
   return Status::Ok();
 }
@@ -241,6 +247,8 @@ void AddOptions(CLI::App& app, Options& o) {
   list("--isa", o.isas, "ISA",
        "kvtamp's instruction sets; without it that of KVTAMP_CPU, or the best");
   list("-t,--threads", o.threads, "N", "without it 1 and all cores")->check(CLI::Range(1, 1024));
+  list("--observe", o.observed, "N",
+       "tokens whose attention is added up by cell as well, as pruning needs it, the last ones");
   app.add_option("-r,--repetitions", o.repetitions, "turns of each line")
       ->type_name("N")
       ->capture_default_str()

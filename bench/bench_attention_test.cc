@@ -32,7 +32,7 @@ CodedFormat FormatOf(const Shape& shape, const char* name) {
 
 std::unique_ptr<CodedAttention> Coded(const Shape& shape, const char* name, Executor& executor,
                                       std::uint32_t n_layers = 1) {
-  auto made = CodedAttention::Make(shape, FormatOf(shape, name), n_layers, executor);
+  auto made = CodedAttention::Make(shape, FormatOf(shape, name), n_layers, 0, executor);
   EXPECT_TRUE(made.ok()) << made.status().message();
   return std::move(made.value());
 }

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "attention/observe.h"
+
 namespace kvtamp::bench {
 
 using codec::Coding;
@@ -85,8 +87,13 @@ void FillCoded(const codec::SideLayout::Head& head, Side side, std::mt19937_64& 
   if (head.coding == Coding::kKPlanes) FillWidths(head.shape, head_bytes + 2 * head.shape.dim);
 }
 
-CodedAttention::CodedAttention(const Shape& shape, CodedFormat format, Executor& executor)
-    : shape_(shape), format_(std::move(format)), executor_(executor), query_(shape) {
+CodedAttention::CodedAttention(const Shape& shape, CodedFormat format, std::uint32_t n_observed,
+                               Executor& executor)
+    : shape_(shape),
+      format_(std::move(format)),
+      n_observed_(std::min(n_observed, shape.n_tok)),
+      executor_(executor),
+      query_(shape) {
   layer_.n_head_kv = shape.n_head_kv;
   layer_.dim_k = layer_.dim_v = shape.dim;
   layer_.page_size = kPageSize;
@@ -99,13 +106,15 @@ CodedAttention::CodedAttention(const Shape& shape, CodedFormat format, Executor&
   params_.n_head = shape.n_head;
   params_.scale = 1.0f / std::sqrt(static_cast<float>(shape.dim));
   out_.resize(query_.q.size());
+  if (n_observed_ > 0) mass_.resize(std::size_t{shape.n_head_kv} * shape.length);
 }
 
 Result<std::unique_ptr<CodedAttention>> CodedAttention::Make(const Shape& shape,
                                                              const CodedFormat& format,
                                                              std::uint32_t n_layers,
+                                                             std::uint32_t n_observed,
                                                              Executor& executor) {
-  std::unique_ptr<CodedAttention> made(new CodedAttention(shape, format, executor));
+  std::unique_ptr<CodedAttention> made(new CodedAttention(shape, format, n_observed, executor));
   for (std::uint32_t i = 0; i < n_layers; ++i)
     if (Status s = made->AddLayer(); !s.ok()) return s;
   return made;
@@ -152,6 +161,11 @@ Status CodedAttention::Step() {
   for (const auto& pages : pages_) {
     job.pages = pages;
     if (Status s = Attend(layer_, {&job, 1}, params_, workspace_, executor_); !s.ok()) return s;
+    if (n_observed_ == 0) continue;
+    if (Status s = Observe(layer_, job, params_, shape_.n_tok - n_observed_, n_observed_,
+                           mass_.data(), shape_.length, workspace_, executor_);
+        !s.ok())
+      return s;
   }
   return Status::Ok();
 }

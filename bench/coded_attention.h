@@ -35,27 +35,31 @@ void FillCoded(const codec::SideLayout::Head& head, codec::Side side, std::mt199
 
 class CodedAttention final : public Attention {
  public:
-  // `executor` lives longer. What could not be made comes out in the status.
+  // `executor` lives longer. What could not be made comes out in the status. The last `n_observed`
+  // tokens are observed as well (attention/observe.h).
   static Result<std::unique_ptr<CodedAttention>> Make(const Shape& shape, const CodedFormat& format,
-                                                      std::uint32_t n_layers, Executor& executor);
+                                                      std::uint32_t n_layers,
+                                                      std::uint32_t n_observed, Executor& executor);
 
   Status Step() override;
   std::uint32_t n_layers() const override { return static_cast<std::uint32_t>(pages_.size()); }
   std::span<const float> out() const override { return out_; }
 
  private:
-  CodedAttention(const Shape& shape, CodedFormat format, Executor& executor);
+  CodedAttention(const Shape& shape, CodedFormat format, std::uint32_t n_observed,
+                 Executor& executor);
   Status AddLayer();
   const std::uint8_t* MakeSide(codec::Side side, RowSource& rows);
 
   const Shape shape_;
   const CodedFormat format_;
+  const std::uint32_t n_observed_;
   Executor& executor_;
   attention::Layer layer_;
   attention::Params params_;
   attention::Workspace workspace_;
   Query query_;
-  std::vector<float> mean_, out_;
+  std::vector<float> mean_, out_, mass_;
   page::Allocator memory_;                           // as the store's pages lie
   std::vector<std::vector<attention::Page>> pages_;  // [n_layers]
   std::mt19937_64 rng_{1};
