@@ -3,13 +3,13 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test bench format lint clean deps debug release asan tsan both
+.PHONY: help demo test bench arm64 format lint clean deps debug release asan tsan both
 
 # Your own llama.cpp: make demo KVTAMP_LLAMA_DIR=/path/to/llama.cpp
 llama = llama=$${KVTAMP_LLAMA_DIR:-$$(scripts/fetch llama.cpp)}
 
 help: ## this list
-	@sed -nE 's/^([a-z]+):[^#]*## (.*)/make \1\t\2/p' Makefile | expand -t 16
+	@sed -nE 's/^([a-z0-9]+):[^#]*## (.*)/make \1\t\2/p' Makefile | expand -t 16
 
 demo: deps ## a long document and a question, through llama.cpp's own cache and through kvtamp
 	@$(llama); scripts/fetch smollm2 >/dev/null; cmake --preset release -DKVTAMP_LLAMA_DIR="$$llama"; \
@@ -26,6 +26,12 @@ bench: release ## the benchmarks of build/release/bin
 	@shopt -s nullglob; benches=(build/release/bin/*_bench); \
 	(($${#benches[@]})) || { echo "no benchmarks were built" >&2; exit 1; }; \
 	for bench in "$${benches[@]}"; do echo "== $${bench##*/}"; "$$bench"; done
+
+arm64: deps ## the unit tests for 64-bit Arm, cross-compiled, under qemu
+	@scripts/deps --arm64; scripts/fetch arm64 >/dev/null
+	@cmake --preset arm64
+	@cmake --build --preset arm64
+	@ctest --preset arm64
 
 format: ## clang-format on every C++ file
 	@scripts/deps --lint

@@ -111,7 +111,7 @@ HWY_INLINE void ScoreCoded(const Layer& layer, const Page& page, codec::Coding c
   if (coding == codec::Coding::kKPlanes) {
     FoldEntries<kHeads>(q, s.grid + dk, dk, s.planes.channel, s.planes.factor, s.planes.twice_mid,
                         RoundUp(s.planes.n(), 16), s.gathered, folded, step, centre, sum);
-    KDots<kHeads>(codec::Coding::kKInt8, s.planes.codes, layer.page_size, s.planes.n(), folded, 0,
+    KDots<kHeads>(codec::Coding::kKPlanes, s.planes.codes, layer.page_size, s.planes.n(), folded, 0,
                   ints);
     mid = 0.5f;
   } else {

@@ -2,7 +2,8 @@
 // defines, for kHeads folded vectors (fold-inl.h) at once,
 //
 //   KDots<kHeads>(coding, codes, rows, dim, folded, ahead, out)
-//     out[h][rows] = sum over channels of code * u[h]
+//     out[h][rows] = sum over channels of code * u[h]; kKPlanes: codes are as kKInt8's, but less
+//     than 16, and u is 0 beyond the channels that there are, up to a multiple of 16
 //   VDots<kHeads>(coding, codes, n_blocks, rows, folded, ahead, out)
 //     out[h][n_blocks * 16] = sum over tokens of level * w[h], n_blocks <= kBlocksAtOnce
 //
@@ -14,6 +15,7 @@
 #define KVTAMP_ATTENTION_DOTS_INL_H_
 #endif
 
+#include "attention/dots_arm-inl.h"
 #include "attention/dots_pairs-inl.h"
 #include "attention/dots_plain-inl.h"
 #include "attention/dots_vnni-inl.h"

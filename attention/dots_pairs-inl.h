@@ -21,6 +21,7 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_AVX3_DL
+namespace pairs {
 
 template <class D32>
 using D16Of = hn::Repartition<std::int16_t, D32>;
@@ -108,7 +109,7 @@ HWY_NOINLINE void KDots(codec::Coding coding, const std::uint8_t* codes, std::ui
                         std::uint32_t dim, const std::uint8_t* const* folded, std::ptrdiff_t ahead,
                         std::int32_t* const* out) {
   const hn::ScalableTag<std::int32_t> d;
-  if (coding == codec::Coding::kKInt8) {
+  if (coding != codec::Coding::kKInt4) {
     KDots8<kHeads>(d, codes, rows, dim, folded, ahead, out);
   } else if (hn::Lanes(d) <= 8 || rows >= 32) {
     KDots4<kHeads>(d, codes, rows, dim, folded, ahead, out);
@@ -161,6 +162,11 @@ HWY_NOINLINE void VDots(codec::Coding coding, const std::uint8_t* codes, std::ui
   }
 }
 
+}  // namespace pairs
+#if !KVTAMP_ARM_DOTS  // there dots_arm-inl.h chooses
+using pairs::KDots;
+using pairs::VDots;
+#endif
 #endif
 
 }  // namespace HWY_NAMESPACE

@@ -33,7 +33,7 @@ HWY_INLINE void KDots(codec::Coding coding, const std::uint8_t* codes, std::uint
       for (std::uint32_t t = 0; t < rows; ++t) {
         for (std::uint32_t j = 0; j < 4; ++j) {
           std::uint32_t code;
-          if (coding == codec::Coding::kKInt8) {
+          if (coding != codec::Coding::kKInt4) {
             code = codes[(g * rows + t) * 4 + j];
           } else {
             const std::uint32_t r = t % chunk;

@@ -138,7 +138,7 @@ template <int kHeads>
 HWY_NOINLINE void KDots(codec::Coding coding, const std::uint8_t* codes, std::uint32_t rows,
                         std::uint32_t dim, const std::uint8_t* const* folded, std::ptrdiff_t ahead,
                         std::int32_t* const* out) {
-  if (coding == codec::Coding::kKInt8) {
+  if (coding != codec::Coding::kKInt4) {
     if (rows % 32 == 0) {
       KDots8<kHeads, 2>(codes, rows, dim, folded, ahead, out);
     } else {

@@ -4,6 +4,7 @@
 // A folded vector takes 16 bytes for every 4 elements x0 ... x3:
 //   avx512_vnni  x = 256 h + l: h0 ... h3, l0 ... l3, 8 bytes unused. K: signed (codes are the
 //                unsigned side of the instruction); V: unsigned
+//   neon_dotprod, neon_i8mm  h0 ... h7, l0 ... l7 for every 8 elements, all signed
 //   scalar       int32 each
 //   others       (x0, x2), (x1, x3) as pairs of int16, 8 bytes unused: even and odd bytes of a lane
 //                of codes, widened, meet their factors in one multiply-add of pairs
@@ -16,6 +17,7 @@
 
 #include "attention/grid-inl.h"
 #include "attention/unit.h"
+#include "cpu/cpu.h"
 #include "hwy/highway.h"
 
 // Highway's AVX3_DL asks for this feature when it looks at the processor, but not of the compiler.
@@ -33,10 +35,10 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// K: 255 * 14592 * 576 < 2^31; 15 * 14592 * 1744 for entries. V: 127 * 32767 * 128 < 2^31, and a
-// signed 16-bit factor holds it.
+// K: 255 * 14592 * 576 < 2^31; 15 * 14592 * 1744 for entries. V: 127 * 32639 * 128 < 2^31, and both
+// a signed 16-bit factor and two signed bytes (127 * 256 + 127) hold it.
 inline constexpr float kMaxFoldedK = 14592.0f;
-inline constexpr float kMaxFoldedV = 32767.0f;
+inline constexpr float kMaxFoldedV = 32639.0f;
 
 HWY_INLINE constexpr std::size_t FoldedBytes(std::size_t n) { return 4 * n; }
 
@@ -59,10 +61,32 @@ HWY_INLINE hn::Vec<hn::RebindToSigned<D>> ToInt(D, hn::Vec<D> x) {
 #endif
 }
 
+// Whether the folded vector is to be signed bytes: on Arm it is chosen within a target.
+HWY_INLINE bool FoldsToBytes() {
+#if KVTAMP_ARM_DOTS && HWY_TARGET == HWY_NEON
+  return cpu::ActiveArmDots() != cpu::ArmDots::kNone;
+#else
+  return false;
+#endif
+}
+
+// `bytes`: FoldsToBytes().
 template <bool kSigned>
-HWY_INLINE void StoreFolded(hn::Vec<hn::ScalableTag<std::int32_t>> x, std::size_t i,
+HWY_INLINE void StoreFolded(hn::Vec<hn::ScalableTag<std::int32_t>> x, std::size_t i, bool bytes,
                             std::uint8_t* out) {
   const hn::ScalableTag<std::int32_t> di;
+#if KVTAMP_ARM_DOTS && HWY_TARGET == HWY_NEON
+  if (bytes) {  // l is the signed low byte, h what then is left
+    const uint8x8_t split = vcreate_u8(0x0C0804000D090501), sign = vcreate_u8(0x8080808000000000);
+    const uint8x16_t y = vreinterpretq_u8_s32(vaddq_s32(x.raw, vdupq_n_s32(128)));
+    const uint32x2_t z = vreinterpret_u32_u8(veor_u8(vqtbl1_u8(y, split), sign));
+    auto* at = reinterpret_cast<std::uint32_t*>(out + i / 8 * 16 + i % 8);
+    vst1_lane_u32(at, z, 0);
+    vst1_lane_u32(at + 2, z, 1);
+    return;
+  }
+#endif
+  (void)bytes;
   auto* to = reinterpret_cast<std::int32_t*>(out) + i;
 #if HWY_TARGET == HWY_AVX3_DL
   const __m512i split = _mm512_broadcast_i32x4(
@@ -118,13 +142,14 @@ HWY_INLINE void Fold(const float* const* a, const float* b, const float* centre,
   }
   hn::Vec<decltype(di)> sums[kHeads];
   for (int h = 0; h < kHeads; ++h) sums[h] = hn::Zero(di);
+  const bool bytes = FoldsToBytes();
   for (std::size_t i = 0; i < n; i += lanes) {
     const auto scale = hn::Load(d, b + i);
     for (int h = 0; h < kHeads; ++h) {
       // Two roundings on every instruction set: the integers must not depend on it.
       const auto x = ToInt(d, hn::Mul(hn::Mul(hn::Load(d, a[h] + i), scale), inverse[h]));
       if (kIsK) sums[h] = hn::Add(sums[h], x);
-      StoreFolded<kIsK>(x, i, out[h]);
+      StoreFolded<kIsK>(x, i, bytes, out[h]);
     }
   }
   if (kIsK) Reduce4<kHeads>(di, SumOp(), sums, sum);
@@ -203,13 +228,14 @@ HWY_INLINE void FoldEntries(const float* const* a, const float* centre, std::siz
     step[h] = some ? top[h] * (1.0f / kMaxFoldedK) : 0.0f;
     sums[h] = hn::Zero(di);
   }
+  const bool bytes = FoldsToBytes();
   for (std::size_t i = 0; i < n; i += lanes) {
     const auto weight = hn::Load(di, m + i);
     for (int h = 0; h < kHeads; ++h) {
       const auto y = hn::Load(d, gathered + static_cast<std::size_t>(h) * n + i);
       const auto x = ToInt(d, hn::Mul(y, inverse[h]));
       sums[h] = hn::Add(sums[h], hn::Mul(x, weight));
-      StoreFolded<true>(x, i, out[h]);
+      StoreFolded<true>(x, i, bytes, out[h]);
     }
   }
   Reduce4<kHeads>(di, SumOp(), sums, sum);

@@ -97,7 +97,7 @@ void KPlanesIntegersOf(const codec::PageShape& shape, const std::uint8_t* page, 
                  RoundUp(planes.n(), 16), gathered, in, step, dot, sum);
   stage.step = step[0];
   stage.sum = sum[0];
-  KDots<1>(codec::Coding::kKInt8, planes.codes, shape.rows, planes.n(), in, 0, out);
+  KDots<1>(codec::Coding::kKPlanes, planes.codes, shape.rows, planes.n(), in, 0, out);
 }
 
 void KIntegersOf(codec::Coding coding, const codec::PageShape& shape, const std::uint8_t* page,

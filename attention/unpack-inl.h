@@ -181,6 +181,21 @@ class ByteTable {
 
  private:
   __m512i t_[4];
+#elif HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64
+  HWY_INLINE explicit ByteTable(const std::int8_t* table) {
+    for (int i = 0; i < 4; ++i) t_[i] = vld1q_s8_x4(table + i * 64);
+  }
+  HWY_INLINE V operator()(V index) const {
+    const uint8x16_t i = vreinterpretq_u8_s8(index.raw);
+    // What lies beyond a table of 64 leaves the byte as it is.
+    int8x16_t x = vqtbl4q_s8(t_[0], i);
+    x = vqtbx4q_s8(x, t_[1], veorq_u8(i, vdupq_n_u8(0x40)));
+    x = vqtbx4q_s8(x, t_[2], veorq_u8(i, vdupq_n_u8(0x80)));
+    return V{vqtbx4q_s8(x, t_[3], veorq_u8(i, vdupq_n_u8(0xC0)))};
+  }
+
+ private:
+  int8x16x4_t t_[4];
 #else
   HWY_INLINE explicit ByteTable(const std::int8_t* table) : table_(table) {}
   HWY_INLINE V operator()(V index) const {

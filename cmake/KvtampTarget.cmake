@@ -1,9 +1,12 @@
-# How every target of kvtamp is compiled, and the two functions that declare one.
+# How every target of kvtamp is compiled, and the functions that declare one.
 #
 #   kvtamp_library(NAME SOURCES a.cc b.cc [DEPS base codec hwy::hwy] [SLOW])
 #     a static library NAME, also known as kvtamp::NAME; header-only if it has no .cc
 #   kvtamp_test(NAME SOURCES a_test.cc [DEPS …] [LABELS unit] [SLOW])
 #     a GoogleTest program in tests/ of the build folder, one ctest per TEST; label `unit` if none
+#   kvtamp_test_on_older(NAME FILTER)
+#     where qemu runs the tests, what GoogleTest's filter leaves of the program, once more on each of
+#     two processors that lack something
 #
 # SLOW: its speed does not matter but that of compiling it: it is optimised less, not at all with
 # sanitizers, and several files are compiled as one (so names in their anonymous namespaces must differ).
@@ -107,6 +110,24 @@ function(kvtamp_test name)
   target_link_libraries(${name} PRIVATE kvtamp::options ${deps} GTest::gmock GTest::gtest_main)
   # The list passes through one more script before ctest sees it, hence the escape.
   string(REPLACE ";" "\\\\;" labels "${arg_LABELS}")
+  set(limit 600)
+  if(CMAKE_CROSSCOMPILING_EMULATOR)
+    set(limit 3600)
+  endif()
   gtest_discover_tests(${name} TEST_PREFIX ${name}. DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-                       PROPERTIES LABELS "${labels}" TIMEOUT 600)
+                       PROPERTIES LABELS "${labels}" TIMEOUT ${limit})
+endfunction()
+
+function(kvtamp_test_on_older name filter)
+  if(NOT KVTAMP_BUILD_TESTS OR NOT CMAKE_CROSSCOMPILING_EMULATOR)
+    return()
+  endif()
+  foreach(pair IN ITEMS "cortex-a53 neon" "neoverse-n1 neon_dotprod")
+    separate_arguments(pair)
+    list(GET pair 0 processor)
+    list(GET pair 1 isa)
+    add_test(NAME ${name}.${processor} COMMAND ${name} --gtest_filter=${filter})
+    set_tests_properties(${name}.${processor} PROPERTIES LABELS unit TIMEOUT 600
+                         ENVIRONMENT "QEMU_CPU=${processor};KVTAMP_TEST_ISA=${isa}")
+  endforeach()
 endfunction()

@@ -17,6 +17,7 @@
 
 #include "codec/encode_vector-inl.h"
 
+#if HWY_TARGET != HWY_SCALAR
 HWY_BEFORE_NAMESPACE();
 namespace kvtamp::codec {
 namespace HWY_NAMESPACE {
@@ -315,5 +316,6 @@ HWY_INLINE void CodesOf(const KBlock& b, const std::uint8_t* valid, std::uint8_t
 }  // namespace HWY_NAMESPACE
 }  // namespace kvtamp::codec
 HWY_AFTER_NAMESPACE();
+#endif
 
 #endif  // per-target guard

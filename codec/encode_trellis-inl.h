@@ -15,6 +15,7 @@
 #include "codec/trellis.h"
 #include "hwy/highway.h"
 
+#if HWY_TARGET != HWY_SCALAR
 HWY_BEFORE_NAMESPACE();
 namespace kvtamp::codec {
 namespace HWY_NAMESPACE {
@@ -252,5 +253,6 @@ void SearchTrellis(const PageShape& shape, TrellisScratch& t) {
 }  // namespace HWY_NAMESPACE
 }  // namespace kvtamp::codec
 HWY_AFTER_NAMESPACE();
+#endif
 
 #endif  // per-target guard

@@ -16,6 +16,7 @@
 
 #include "codec/encode_vector-inl.h"
 
+#if HWY_TARGET != HWY_SCALAR
 HWY_BEFORE_NAMESPACE();
 namespace kvtamp::codec {
 namespace HWY_NAMESPACE {
@@ -323,5 +324,6 @@ HWY_INLINE void PlaceV(Coding coding, const PageShape& shape, const VBlock& b, s
 }  // namespace HWY_NAMESPACE
 }  // namespace kvtamp::codec
 HWY_AFTER_NAMESPACE();
+#endif
 
 #endif  // per-target guard

@@ -13,6 +13,7 @@
 #include "cpu/half-inl.h"
 #include "hwy/highway.h"
 
+#if HWY_TARGET != HWY_SCALAR
 HWY_BEFORE_NAMESPACE();
 namespace kvtamp::codec {
 namespace HWY_NAMESPACE {
@@ -73,5 +74,6 @@ HWY_INLINE hn::Vec<hn::RebindToSigned<D>> IndexUp(D d, hn::Vec<D> x, float steps
 }  // namespace HWY_NAMESPACE
 }  // namespace kvtamp::codec
 HWY_AFTER_NAMESPACE();
+#endif
 
 #endif  // per-target guard

@@ -49,7 +49,7 @@ HWY_INLINE hn::Vec<D> HalfToFloatV(D d, VH h) {
 
 // f must be finite and at most 65504 in magnitude: the caller clamps.
 template <class D>
-HWY_INLINE hn::Vec<hn::Rebind<std::uint16_t, D>> FloatToHalfV(D d, hn::Vec<D> f) {
+HWY_INLINE hn::Vec<hn::Rebind<std::uint16_t, D>> FloatToHalfV([[maybe_unused]] D d, hn::Vec<D> f) {
   const hn::Rebind<std::uint16_t, D> du16;
 #if KVTAMP_HARDWARE_HALF
   return hn::BitCast(du16, hn::DemoteTo(hn::Rebind<hwy::float16_t, D>(), f));
