@@ -121,7 +121,7 @@ TEST_F(RunsTest, IdleWindowsAreCoded) {
   Make("k4v4", {.page_size = 32, .n_sink = 0, .residual_length = 32});
   for (int i = 0; i < 32; ++i) Step({0});
   for (int i = 0; i < 20; ++i) Step({0});  // a page that will not be filled
-  for (int i = 0; i < 512; ++i) Step({1});
+  for (int i = 0; i < 256; ++i) Step({1});
   EXPECT_TRUE(Exact(sequences_[0][5]));
   Step({1});
   EXPECT_FALSE(Exact(sequences_[0][5]));
@@ -143,7 +143,7 @@ TEST_F(RunsTest, RequestsThatFollowEachOtherAreCoded) {
   // All rows of a request are dead when the next has come, but nobody says so.
   const StreamBytes b = bytes();
   EXPECT_GE(b.n_sealed, 3u);
-  EXPECT_LE((b.n_open + b.n_settled) * 32, 512u + 40 + 32);
+  EXPECT_LE((b.n_open + b.n_settled) * 32, 256u + 40 + 32);
 }
 
 // A token of which nothing is known follows the one before.
@@ -162,7 +162,7 @@ TEST_F(RunsTest, ARestoredSequenceIsCodedAsItWas) {
     Make(type, {.page_size = 32, .n_sink = kSinks, .residual_length = 32});
     next_cell_ = 0;
     sequences_.clear();
-    for (int i = 0; i < 200; ++i) Step({0, 1, 2});
+    for (int i = 0; i < 400; ++i) Step({0, 1, 2});
     const auto read = [&](std::uint32_t cell) {
       std::vector<half_t> both(2 * kEmbd);
       cache->Read(0, Side::kK, cell, both.data());

@@ -275,7 +275,6 @@ Result<half_t*> Stream::Place(Side side, std::uint32_t cell, const Sight* sight,
     Kill(at);
     found = false;
   }
-  if (found && side == Side::kK) ++clock_;  // a row that goes to nobody's run
   const bool first = side == Side::kK && first_rows_ < shape_.n_sink;
   if (first) first_rows_++;
   if (found) {
@@ -299,6 +298,8 @@ Result<half_t*> Stream::Place(Side side, std::uint32_t cell, const Sight* sight,
         if (Status s = Write(other, cell, keep.data()); !s.ok()) return s;
         if (Status s = SetShift(*pages_[at.page], at.row, shift); !s.ok()) return s;
       }
+    } else if (side == Side::kK) {
+      NoteOverwritten(at.page);
     }
   } else {
     std::erase(sinks_, cell);

@@ -175,6 +175,8 @@ class Stream {
   std::uint32_t NewRun();
   Result<Run*> RunFor(std::uint32_t cell, const Sight* sight, std::size_t row);
   void ForgetPage(std::uint32_t id);
+  // A row of it was written anew where it lies: whoever does that goes on there.
+  void NoteOverwritten(std::uint32_t id);
   void NotUnsealed(std::uint32_t id);
 
   bool Find(std::uint32_t cell, Where& where) const;

@@ -43,6 +43,14 @@ void Stream::ForgetPage(std::uint32_t id) {
     if (run.page == id) run.page = CellIndex::kNone;
 }
 
+void Stream::NoteOverwritten(std::uint32_t id) {
+  ++clock_;
+  for (Run& run : runs_)
+    if (run.page == id) run.used = clock_;
+  for (const Unsealed& u : unsealed_)
+    if (u.page == id) runs_[u.run].used = clock_;
+}
+
 // What stands behind the last row of the run that the token sees: 0 if that is its last.
 std::uint32_t Stream::RowsBehind(const Run& run, const Sight& sight, std::size_t row) const {
   const Page& p = *pages_[run.page];
