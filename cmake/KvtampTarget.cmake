@@ -15,6 +15,11 @@
 
 include(GoogleTest)
 
+set(KVTAMP_TEST_LIMIT 600)  # seconds for one test
+if(CMAKE_CROSSCOMPILING_EMULATOR)
+  set(KVTAMP_TEST_LIMIT 3600)
+endif()
+
 # What was compiled once is not compiled again, in whatever checkout: paths are taken from its root.
 find_program(KVTAMP_CCACHE ccache)
 mark_as_advanced(KVTAMP_CCACHE)
@@ -110,12 +115,8 @@ function(kvtamp_test name)
   target_link_libraries(${name} PRIVATE kvtamp::options ${deps} GTest::gmock GTest::gtest_main)
   # The list passes through one more script before ctest sees it, hence the escape.
   string(REPLACE ";" "\\\\;" labels "${arg_LABELS}")
-  set(limit 600)
-  if(CMAKE_CROSSCOMPILING_EMULATOR)
-    set(limit 3600)
-  endif()
   gtest_discover_tests(${name} TEST_PREFIX ${name}. DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-                       PROPERTIES LABELS "${labels}" TIMEOUT ${limit})
+                       PROPERTIES LABELS "${labels}" TIMEOUT ${KVTAMP_TEST_LIMIT})
 endfunction()
 
 function(kvtamp_test_on_older name filter)
@@ -127,7 +128,7 @@ function(kvtamp_test_on_older name filter)
     list(GET pair 0 processor)
     list(GET pair 1 isa)
     add_test(NAME ${name}.${processor} COMMAND ${name} --gtest_filter=${filter})
-    set_tests_properties(${name}.${processor} PROPERTIES LABELS unit TIMEOUT 600
+    set_tests_properties(${name}.${processor} PROPERTIES LABELS unit TIMEOUT ${KVTAMP_TEST_LIMIT}
                          ENVIRONMENT "QEMU_CPU=${processor};KVTAMP_TEST_ISA=${isa}")
   endforeach()
 endfunction()
