@@ -2,6 +2,7 @@
 
 #include "cpu/cpu.h"
 
+#include <atomic>
 #include <cstdint>
 
 #undef HWY_TARGET_INCLUDE
@@ -78,11 +79,12 @@ ArmDots Unforce() {
   return BestArmDots();
 }
 
-ArmDots arm_dots = Unforce();
+// Contexts on threads of their own all set it, to the same.
+std::atomic<ArmDots> arm_dots = Unforce();
 
 }  // namespace
 
-ArmDots ActiveArmDots() { return arm_dots; }
+ArmDots ActiveArmDots() { return arm_dots.load(std::memory_order_relaxed); }
 
 std::vector<std::string> AvailableIsas() {
   std::vector<std::string> names;
