@@ -164,6 +164,7 @@ std::vector<std::uint32_t> Apportion(std::span<const double> weights,
                                      std::span<const std::uint32_t> low,
                                      std::span<const std::uint32_t> high, std::uint64_t total) {
   const std::size_t n = weights.size();
+  total = std::clamp(total, Sum(low), Sum(high));
   // A weight of 0 still takes what no other has room for.
   const double most = n == 0 ? 0 : *std::max_element(weights.begin(), weights.end());
   std::vector<double> positive(n);
@@ -183,16 +184,9 @@ std::vector<std::uint32_t> Apportion(std::span<const double> weights,
   }
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return fractions[a] > fractions[b]; });
-  for (std::uint64_t left = total - std::min(total, Sum(parts)); left > 0;) {
-    const std::uint64_t before = left;
-    for (std::size_t i : order) {
-      if (left == 0) break;
-      if (parts[i] == high[i]) continue;
-      ++parts[i];
-      --left;
-    }
-    if (left == before) break;  // all are full
-  }
+  // What is left is the sum of the fractions: fewer than there are parts with one, which have room.
+  const std::uint64_t left = total - Sum(parts);
+  for (std::uint64_t i = 0; i < left; ++i) parts[order[i]]++;
   return parts;
 }
 

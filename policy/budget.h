@@ -55,7 +55,7 @@ Result<Budget> Allocate(const BudgetOptions& options, std::uint32_t n_layers,
 
 // Parts that add up to `total` exactly, in proportion to `weights` (0 or more) as far as low[i] and
 // high[i] let them. What rounding leaves goes to the largest fractions, of equal ones to the first.
-// `total` is from the sum of low to the sum of high. All the same size.
+// `total` is first brought between the sums of low and of high. All the same size.
 std::vector<std::uint32_t> Apportion(std::span<const double> weights,
                                      std::span<const std::uint32_t> low,
                                      std::span<const std::uint32_t> high, std::uint64_t total);

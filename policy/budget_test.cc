@@ -49,6 +49,8 @@ TEST(Apportion, IsInProportionAndExact) {
   const std::vector<double> none = {2, 0};
   EXPECT_THAT(Apportion(none, Counts{0, 0}, Counts{9, 9}, 8), ElementsAre(8, 0));
   EXPECT_THAT(Apportion(none, Counts{0, 0}, Counts{5, 9}, 8), ElementsAre(5, 3));
+  EXPECT_THAT(Apportion(none, Counts{1, 1}, Counts{5, 9}, 99), ElementsAre(5, 9));
+  EXPECT_THAT(Apportion(none, Counts{1, 1}, Counts{5, 9}, 0), ElementsAre(1, 1));
   EXPECT_THAT(Apportion(std::vector<double>{}, Counts{}, Counts{}, 0), IsEmpty());
 }
 

@@ -70,7 +70,10 @@ TEST(Demote, PagesKeepWithinWhatIsAllowed) {
   units[0].first = units[0].last = 0;  // pinned, a sink
   units[1].first = 2;                  // was demoted before
   units[2].last = 3;                   // may not go
-  EXPECT_THAT(Planned({kLadder}, units, 1000).precision, ElementsAre(0, 2, 0));
+  const Plan all = Planned({kLadder}, units, 1000);
+  EXPECT_THAT(all.precision, ElementsAre(0, 2, 0));
+  EXPECT_NEAR(all.distortion, 50 * 0.01, 1e-6);
+  EXPECT_EQ(all.bound, all.distortion);
   EXPECT_THAT(Planned({kLadder}, units, 18).precision, ElementsAre(0, 4, 3));
   const Result<Plan> plan = PlanPrecisions(std::vector<PrecisionTable>{kLadder}, units, 17);
   EXPECT_EQ(plan.status().code(), Code::kOutOfMemory);

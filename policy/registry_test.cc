@@ -135,6 +135,36 @@ TEST(Registry, EachNeedsExactlyWhatItSays) {
   }
 }
 
+// Makes one statistic of entry i something else.
+void Change(OwnedHead& own, Needs need, std::uint32_t i, float bad) {
+  if (need == kPositions) own.positions[i]++;
+  if (need == kQueries) own.mean[i] = bad;
+  if (need == kAttentionSum) own.sum[i] = bad;
+  if (need == kAttentionRows) own.rows[i] = bad;
+  if (need == kAttentionWindow) own.window[i] = bad;
+  if (need == kAttentionLast) own.last[i] = bad;
+  if (need == kAttentionMax) own.max[i] = bad;
+  if (need == kK) own.k[i * kDimK + 3] = bad;
+  if (need == kV) own.v[i * kDimV + 2] = bad;
+}
+
+TEST(Registry, EachLooksAtExactlyWhatItNeeds) {
+  Options options;
+  options.window_size = 4;
+  for (const std::string& name : AllNames()) {
+    const Policy policy = Made(name, options);
+    TwoHeads plain(20, 20);
+    ASSERT_TRUE(plain.Score(policy).ok());
+    for (Needs need : kAllNeeds) {
+      TwoHeads all(20, 20);
+      Change(all.own[1], need, 10, 0.125f);
+      ASSERT_TRUE(all.Score(policy).ok());
+      EXPECT_EQ(all.scores[1] != plain.scores[1], (policy.needs() & need) != 0)
+          << name << " and " << NeedNames(need);
+    }
+  }
+}
+
 TEST(Registry, PartsOfWhatIsNeededAreMissedToo) {
   const auto refused = [](const char* name, auto change) {
     TwoHeads all(20, 10);
@@ -208,17 +238,6 @@ TEST(Registry, ScoresAreFiniteAndAttentionIsNotNegative) {
   }
 }
 
-// One statistic of entry i.
-void Poison(OwnedHead& own, Needs need, std::uint32_t i, float bad) {
-  if (need == kAttentionSum) own.sum[i] = bad;
-  if (need == kAttentionRows) own.rows[i] = bad;
-  if (need == kAttentionWindow) own.window[i] = bad;
-  if (need == kAttentionLast) own.last[i] = bad;
-  if (need == kAttentionMax) own.max[i] = bad;
-  if (need == kK) own.k[i * kDimK + 3] = bad;
-  if (need == kV) own.v[i * kDimV + 2] = bad;
-}
-
 TEST(Registry, WhatIsNotFiniteIsNeverKeptOverWhatIs) {
   Options options;
   options.window_size = 4;
@@ -231,7 +250,7 @@ TEST(Registry, WhatIsNotFiniteIsNeverKeptOverWhatIs) {
       for (float bad : kBad) {
         for (std::uint32_t i : {0u, 20u, n - 1}) {  // a sink, the middle, the window
           TwoHeads all(n, n);
-          for (OwnedHead& own : all.own) Poison(own, need, i, bad);
+          for (OwnedHead& own : all.own) Change(own, need, i, bad);
           ASSERT_TRUE(all.Score(policy).ok()) << name;
           for (std::uint32_t j = 0; j < n; ++j) {
             EXPECT_EQ(std::isfinite(all.scores[1][j]), j != i) << name << " " << bad << " at " << j;
