@@ -165,22 +165,10 @@ HWY_INLINE hn::Vec<hn::ScalableTag<float>> GatherEntries(const float* a, std::si
   const hn::ScalableTag<std::int32_t> di;
   auto max = hn::Zero(d);
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-  // Look-ups in registers: a gather takes several times as long.
   if (dim <= 128) {
-    __m512 t[8];
-    for (std::size_t i = 0; i < 8; ++i)
-      t[i] = i * 16 < dim ? _mm512_loadu_ps(a + i * 16) : _mm512_setzero_ps();
+    const FloatTable<7> table(a, dim);
     for (std::size_t i = 0; i < n; i += 16) {
-      const __m512i index = _mm512_loadu_si512(channel + i);
-      const __mmask16 bit5 = _mm512_test_epi32_mask(index, _mm512_set1_epi32(32));
-      __m512 x = _mm512_mask_blend_ps(bit5, _mm512_permutex2var_ps(t[0], index, t[1]),
-                                      _mm512_permutex2var_ps(t[2], index, t[3]));
-      if (dim > 64) {
-        const __mmask16 bit6 = _mm512_test_epi32_mask(index, _mm512_set1_epi32(64));
-        const __m512 y = _mm512_mask_blend_ps(bit5, _mm512_permutex2var_ps(t[4], index, t[5]),
-                                              _mm512_permutex2var_ps(t[6], index, t[7]));
-        x = _mm512_mask_blend_ps(bit6, x, y);
-      }
+      const __m512 x = table(_mm512_loadu_si512(channel + i));
       const hn::Vec<decltype(d)> y{_mm512_mul_ps(x, _mm512_loadu_ps(factor + i))};
       hn::Store(y, d, out + i);
       max = hn::Max(max, hn::Abs(y));

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "attention/unit.h"
+#include "codec/layout.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -43,6 +44,81 @@ HWY_INLINE hn::Vec<D> Lookup16(D d, const float* table, hn::Vec<hn::RebindToSign
 #endif
 }
 
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+// table[i] by look-ups in registers, 2^kBits entries: a gather takes several times as long. What
+// lies beyond the `n` that there are is 0.
+template <int kBits>
+class FloatTable {
+ public:
+  HWY_INLINE explicit FloatTable(const float* table, std::size_t n = 1 << kBits) {
+    for (std::size_t i = 0; i < kVecs; ++i)
+      t_[i] = i * 16 < n ? _mm512_loadu_ps(table + i * 16) : _mm512_setzero_ps();
+  }
+  HWY_INLINE __m512 operator()(__m512i index) const { return Find<kVecs>(t_, index); }
+
+ private:
+  static constexpr std::size_t kVecs = (1 << kBits) / 16;
+  template <std::size_t kN>
+  static HWY_INLINE __m512 Find(const __m512* t, __m512i index) {
+    if constexpr (kN == 2) {
+      return _mm512_permutex2var_ps(t[0], index, t[1]);
+    } else {
+      const __mmask16 upper = _mm512_test_epi32_mask(index, _mm512_set1_epi32(kN * 8));
+      return _mm512_mask_blend_ps(upper, Find<kN / 2>(t, index), Find<kN / 2>(t + kN / 2, index));
+    }
+  }
+  __m512 t_[kVecs];
+};
+#endif
+
+// Factors of minima, of as many bytes as there are lanes.
+class MinFactors {
+ public:
+  using D = hn::ScalableTag<float>;
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  HWY_INLINE MinFactors() : table_(codec::KMinFactorTable()) {}
+  HWY_INLINE hn::Vec<D> operator()(const std::uint8_t* z) const {
+    return hn::Vec<D>{
+        table_(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(z))))};
+  }
+
+ private:
+  FloatTable<8> table_;
+#else
+  HWY_INLINE MinFactors() : table_(codec::KMinFactorTable()) {}
+  HWY_INLINE hn::Vec<D> operator()(const std::uint8_t* z) const {
+    const D d;
+    const hn::RebindToSigned<D> di;
+    return hn::GatherIndex(d, table_,
+                           hn::PromoteTo(di, hn::LoadU(hn::Rebind<std::uint8_t, D>(), z)));
+  }
+
+ private:
+  const float* table_;
+#endif
+};
+
+// Widths of a page of planes, a byte each, up to the next multiple of 16.
+HWY_INLINE void KWidths(const std::uint8_t* page, std::uint32_t dim, std::uint8_t* width) {
+  std::uint32_t c = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const hn::CappedTag<std::uint8_t, 16> d;
+  const hn::Repartition<std::uint16_t, decltype(d)> d16;
+  const auto low = hn::Set(d, 15), most = hn::Set(d, 8);
+  for (; c + 32 <= dim; c += 32) {
+    const auto two = hn::LoadU(d, page + 2 * dim + c / 2);
+    const auto even = hn::Min(hn::And(two, low), most);
+    const auto odd =
+        hn::Min(hn::And(hn::BitCast(d, hn::ShiftRight<4>(hn::BitCast(d16, two))), low), most);
+    hn::StoreU(hn::InterleaveLower(d, even, odd), d, width + c);
+    hn::StoreU(hn::InterleaveUpper(d, even, odd), d, width + c + 16);
+  }
+#endif
+  for (; c < dim; ++c)
+    width[c] = static_cast<std::uint8_t>(std::min(8u, codec::KWidth(page, dim, c)));
+  for (; c % 16 != 0; ++c) width[c] = 0;
+}
+
 template <class D>
 HWY_INLINE hn::Vec<D> TimesPowerOf2(D d, hn::Vec<D> x, hn::Vec<hn::RebindToSigned<D>> n) {
   const hn::RebindToSigned<D> di;
@@ -57,15 +133,14 @@ HWY_INLINE void KGrid(codec::Coding coding, const std::uint8_t* page, std::uint3
   const hn::RebindToSigned<decltype(d)> di;
   const hn::Rebind<std::uint8_t, decltype(d)> du8;
   const float* table = codec::KScaleTable(KBits(coding));
-  const float* factors = codec::KMinFactorTable();
+  const MinFactors factors;
   const auto levels = hn::Set(d, coding == codec::Coding::kKInt8 ? 256.0f : 16.0f);
   const auto mid = hn::Set(d, MidCode(coding));
   const auto low = hn::Set(di, 15);
   for (std::uint32_t c = 0; c < RoundUp(dim, 16); c += static_cast<std::uint32_t>(hn::Lanes(d))) {
     const auto k = hn::PromoteTo(di, hn::LoadU(du8, page + c));
     const auto s = TimesPowerOf2(d, Lookup16(d, table, hn::And(k, low)), hn::ShiftRight<4>(k));
-    const auto factor =
-        hn::GatherIndex(d, factors, hn::PromoteTo(di, hn::LoadU(du8, page + dim + c)));
+    const auto factor = factors(page + dim + c);
     hn::Store(s, d, scale + c);
     hn::Store(hn::Mul(s, hn::MulAdd(factor, levels, mid)), d, centre + c);
   }
@@ -78,22 +153,16 @@ HWY_INLINE void KPlanesGrid(const std::uint8_t* page, std::uint32_t dim, float* 
   const hn::RebindToSigned<decltype(d)> di;
   const hn::Rebind<std::uint8_t, decltype(d)> du8;
   const float* table = codec::KScaleTable(0);
-  const float* factors = codec::KMinFactorTable();
-  HWY_ALIGN std::int32_t width[codec::kMaxDim];
-  for (std::uint32_t c = 0; c < dim; c += 2) {
-    const std::uint32_t two = page[2 * dim + c / 2];
-    width[c] = static_cast<std::int32_t>(std::min(8u, two & 15u));
-    width[c + 1] = static_cast<std::int32_t>(std::min(8u, two >> 4));
-  }
-  for (std::uint32_t c = dim; c < RoundUp(dim, 16); ++c) width[c] = 0;
+  const MinFactors factors;
+  std::uint8_t width[codec::kMaxDim];
+  KWidths(page, dim, width);
   const auto low = hn::Set(di, 15);
   const auto half = hn::Set(d, 0.5f);
   for (std::uint32_t c = 0; c < RoundUp(dim, 16); c += static_cast<std::uint32_t>(hn::Lanes(d))) {
     const auto k = hn::PromoteTo(di, hn::LoadU(du8, page + c));
     const auto unit = TimesPowerOf2(d, Lookup16(d, table, hn::And(k, low)), hn::ShiftRight<4>(k));
-    const auto s = TimesPowerOf2(d, unit, hn::Neg(hn::Load(di, width + c)));
-    const auto factor =
-        hn::GatherIndex(d, factors, hn::PromoteTo(di, hn::LoadU(du8, page + dim + c)));
+    const auto s = TimesPowerOf2(d, unit, hn::Neg(hn::PromoteTo(di, hn::LoadU(du8, width + c))));
+    const auto factor = factors(page + dim + c);
     hn::Store(s, d, scale + c);
     // min + scale * (2^width - 1) / 2, and unit is scale * 2^width.
     hn::Store(hn::MulAdd(unit, hn::Add(factor, half), hn::Neg(hn::Mul(s, half))), d, centre + c);

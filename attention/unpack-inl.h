@@ -124,10 +124,79 @@ HWY_INLINE void UnpackList(const std::uint8_t* from, std::size_t bytes, std::uin
 #endif
 }
 
+#if HWY_TARGET == HWY_AVX3_DL
+// codec::PlanesOf for up to 256 channels, 32 at once.
+HWY_INLINE void PackedPlanesOf(const std::uint8_t* page, const codec::PageShape& shape,
+                               codec::Planes& planes) {
+  std::uint8_t width[256 + 32];
+  KWidths(page, shape.dim, width);
+  codec::PlaneLists<std::uint8_t> lists;
+  const auto append = [&](int list, std::uint64_t mask, __m512i channel, __m512i shift) HWY_ATTR {
+    std::uint32_t& n = lists.n[list];
+    _mm512_storeu_si512(lists.channel[list] + n, _mm512_maskz_compress_epi8(mask, channel));
+    _mm512_storeu_si512(lists.shift[list] + n, _mm512_maskz_compress_epi8(mask, shift));
+    n += static_cast<std::uint32_t>(__builtin_popcountll(mask));
+  };
+  const __m512i zero = _mm512_setzero_si512();
+  const auto byte = [](int x) HWY_ATTR { return _mm256_set1_epi8(static_cast<char>(x)); };
+  const __m256i iota = _mm256_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16,
+                                        17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31);
+  for (std::uint32_t c = 0; c < shape.dim; c += 32) {
+    const __mmask32 there =
+        shape.dim - c >= 32 ? ~__mmask32{0} : (__mmask32{1} << (shape.dim - c)) - 1;
+    const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(width + c));
+    const __m256i channel = _mm256_add_epi8(iota, byte(static_cast<int>(c)));
+    // Of 8 bits there are two planes of 4: a place for each channel's second behind its first.
+    const __m512i twice = _mm512_or_si512(_mm512_cvtepu8_epi16(channel),
+                                          _mm512_slli_epi16(_mm512_cvtepu8_epi16(channel), 8));
+    const __m512i up = _mm512_cvtepu8_epi16(_mm256_and_si256(_mm256_sub_epi8(w, byte(4)), byte(7)));
+    const std::uint64_t first = there & _mm256_cmpge_epu8_mask(w, byte(4));
+    const std::uint64_t second = there & _mm256_cmpeq_epi8_mask(w, byte(8));
+    append(0, _pdep_u64(first, 0x5555'5555'5555'5555u) | _pdep_u64(second, 0xAAAA'AAAA'AAAA'AAAAu),
+           twice, up);
+    append(1, there & _mm256_test_epi8_mask(w, byte(2)), _mm512_zextsi256_si512(channel),
+           _mm512_zextsi256_si512(_mm256_and_si256(w, byte(1))));
+    append(2, there & _mm256_test_epi8_mask(w, byte(1)), _mm512_zextsi256_si512(channel), zero);
+  }
+  codec::CutPlanes(lists, shape, planes);
+}
+#endif
+
+HWY_INLINE void FindPlanes(const std::uint8_t* page, const codec::PageShape& shape,
+                           codec::Planes& planes) {
+#if HWY_TARGET == HWY_AVX3_DL
+  if (shape.dim <= 256) return PackedPlanesOf(page, shape, planes);
+#endif
+  codec::PlanesOf(page, shape, planes);
+}
+
+// out[i] = scale[channel[i]] * 2^shift[i], n a multiple of 16.
+HWY_INLINE void PlaneFactors(const float* scale, std::uint32_t dim, const std::int32_t* channel,
+                             const std::uint8_t* shift, std::uint32_t n, float* out) {
+  const hn::ScalableTag<float> d;
+  const hn::RebindToSigned<decltype(d)> di;
+  const hn::Rebind<std::uint8_t, decltype(d)> du8;
+  const auto all = [&](const auto& scale_of) HWY_ATTR {
+    for (std::uint32_t e = 0; e < n; e += static_cast<std::uint32_t>(hn::Lanes(d))) {
+      const auto up = hn::PromoteTo(di, hn::LoadU(du8, shift + e));
+      hn::Store(TimesPowerOf2(d, scale_of(hn::Load(di, channel + e)), up), d, out + e);
+    }
+  };
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  if (dim <= 128) {
+    const FloatTable<7> table(scale, dim);
+    return all([&](hn::Vec<decltype(di)> c)
+                   HWY_ATTR { return hn::Vec<decltype(d)>{table(c.raw)}; });
+  }
+#endif
+  (void)dim;
+  all([&](hn::Vec<decltype(di)> c) HWY_ATTR { return hn::GatherIndex(d, scale, c); });
+}
+
 // `scale`: [dim], from KPlanesGrid.
 HWY_NOINLINE void UnpackK(const codec::PageShape& shape, const std::uint8_t* page,
                           const float* scale, const KPlanes& k) {
-  codec::PlanesOf(page, shape, *k.planes);
+  FindPlanes(page, shape, *k.planes);
   const std::uint8_t* from = page + 2 * shape.dim + shape.dim / 2;
   std::uint8_t* out = k.codes;
   const auto list = [&]<int kBits>(std::integral_constant<int, kBits>, std::uint32_t n) {
@@ -142,16 +211,11 @@ HWY_NOINLINE void UnpackK(const codec::PageShape& shape, const std::uint8_t* pag
   const std::uint32_t n = k.n(), padded = RoundUp(n, 16);
   std::fill(k.planes->channel + n, k.planes->channel + padded, std::uint16_t{0});
   std::fill(k.planes->shift + n, k.planes->shift + padded, std::uint8_t{0});
-  const hn::ScalableTag<float> d;
-  const hn::RebindToSigned<decltype(d)> di;
-  const hn::Rebind<std::uint16_t, decltype(d)> du16;
-  const hn::Rebind<std::uint8_t, decltype(d)> du8;
-  for (std::uint32_t e = 0; e < padded; e += static_cast<std::uint32_t>(hn::Lanes(d))) {
-    const auto channel = hn::PromoteTo(di, hn::LoadU(du16, k.planes->channel + e));
-    const auto shift = hn::PromoteTo(di, hn::LoadU(du8, k.planes->shift + e));
-    hn::Store(channel, di, k.channel + e);
-    hn::Store(TimesPowerOf2(d, hn::GatherIndex(d, scale, channel), shift), d, k.factor + e);
-  }
+  const hn::ScalableTag<std::int32_t> di;
+  const hn::Rebind<std::uint16_t, decltype(di)> du16;
+  for (std::uint32_t e = 0; e < padded; e += static_cast<std::uint32_t>(hn::Lanes(di)))
+    hn::Store(hn::PromoteTo(di, hn::LoadU(du16, k.planes->channel + e)), di, k.channel + e);
+  PlaneFactors(scale, shape.dim, k.channel, k.planes->shift, padded, k.factor);
   std::fill(k.factor + n, k.factor + padded, 0.0f);
   float* factor = k.factor + k.planes->n[0];
   for (std::uint32_t i = 0; i < k.planes->n[1]; ++i) *factor++ *= 1.0f / (1 << kUp<2>);

@@ -53,12 +53,45 @@ struct Planes {
   std::uint8_t shift[kMax];
 };
 
+// The lists before the last entries are cut. Room for a vector more than there can be.
+template <class Channel>
+struct PlaneLists {
+  static constexpr std::uint32_t kRoom = 2 * kMaxDim + 80;
+  std::uint32_t n[3] = {};
+  Channel channel[3][kRoom];
+  std::uint8_t shift[3][kRoom];
+};
+
+template <class Channel>
+inline void CutPlanes(PlaneLists<Channel>& lists, const PageShape& shape, Planes& planes) {
+  for (int list = 0; list < 2; ++list) {
+    const std::uint32_t end = lists.n[list], bits = 4u >> list;
+    lists.n[list] = end / 4 * 4;
+    for (std::uint32_t e = lists.n[list]; e < end; ++e) {
+      for (const std::uint32_t up : {bits / 2, 0u}) {
+        std::uint32_t& to = lists.n[list + 1];
+        lists.channel[list + 1][to] = lists.channel[list][e];
+        lists.shift[list + 1][to++] = static_cast<std::uint8_t>(lists.shift[list][e] + up);
+      }
+    }
+  }
+  // The widths of a damaged page may have any sum: no plane lies outside the page.
+  std::uint32_t left = shape.budget, at = 0;
+  for (int list = 0; list < 3; ++list) {
+    const std::uint32_t bits = 4u >> list;
+    planes.n[list] = std::min(lists.n[list], left / bits) / 4 * 4;
+    left -= planes.n[list] * bits;
+    std::copy_n(lists.channel[list], planes.n[list], planes.channel + at);
+    std::copy_n(lists.shift[list], planes.n[list], planes.shift + at);
+    at += planes.n[list];
+  }
+}
+
 inline void PlanesOf(const std::uint8_t* page, const PageShape& shape, Planes& planes) {
   // Every entry is written and counted only if it is one: widths are as good as random to a branch
   // predictor.
-  constexpr std::uint32_t kRoom = kMaxDim + 16;
-  std::uint16_t channel[3][kMaxDim + kRoom];
-  std::uint8_t shift[3][kMaxDim + kRoom];
+  PlaneLists<std::uint16_t> lists;
+  auto& [n, channel, shift] = lists;
   std::uint32_t n4 = 0, n2 = 0, n1 = 0;
   for (std::uint32_t c = 0; c < shape.dim; ++c) {
     const std::uint32_t w = std::min(8u, KWidth(page, shape.dim, c));
@@ -76,28 +109,10 @@ inline void PlanesOf(const std::uint8_t* page, const PageShape& shape, Planes& p
     shift[2][n1] = 0;
     n1 += w & 1u;
   }
-  std::uint32_t n[3] = {n4, n2, n1};
-  for (int list = 0; list < 2; ++list) {
-    const std::uint32_t end = n[list], bits = 4u >> list;
-    n[list] = end / 4 * 4;
-    for (std::uint32_t e = n[list]; e < end; ++e) {
-      for (const std::uint32_t up : {bits / 2, 0u}) {
-        std::uint32_t& to = n[list + 1];
-        channel[list + 1][to] = channel[list][e];
-        shift[list + 1][to++] = static_cast<std::uint8_t>(shift[list][e] + up);
-      }
-    }
-  }
-  // The widths of a damaged page may have any sum: no plane lies outside the page.
-  std::uint32_t left = shape.budget, at = 0;
-  for (int list = 0; list < 3; ++list) {
-    const std::uint32_t bits = 4u >> list;
-    planes.n[list] = std::min(n[list], left / bits) / 4 * 4;
-    left -= planes.n[list] * bits;
-    std::copy_n(channel[list], planes.n[list], planes.channel + at);
-    std::copy_n(shift[list], planes.n[list], planes.shift + at);
-    at += planes.n[list];
-  }
+  n[0] = n4;
+  n[1] = n2;
+  n[2] = n1;
+  CutPlanes(lists, shape, planes);
 }
 
 // Where plane `entry` of a token lies, from the start of the codes.
