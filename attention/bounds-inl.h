@@ -29,12 +29,9 @@ HWY_INLINE bool PageGrid(const Layer& layer, const Page& page, std::uint32_t hea
     for (std::uint32_t c = 0; c < dk; ++c) reach[c] = s.grid[c] * mid;
     return true;
   }
-  KPlanesGrid(k, layer.dim_k, s.grid, s.grid + dk);
-  for (std::uint32_t c = 0; c < dk; ++c) {
-    const std::uint32_t two = c < layer.dim_k ? k[2 * layer.dim_k + c / 2] : 0;
-    const std::uint32_t width = std::min(8u, c % 2 == 0 ? two & 15u : two >> 4);
-    reach[c] = s.grid[c] * 0.5f * static_cast<float>((1u << width) - 1);
-  }
+  KPlanesGrid(k, layer.dim_k, s.planes.width, s.grid, s.grid + dk);
+  for (std::uint32_t c = 0; c < dk; ++c)
+    reach[c] = s.grid[c] * 0.5f * static_cast<float>((1u << s.planes.width[c]) - 1);
   return true;
 }
 
@@ -54,11 +51,7 @@ void BoundUnit(const Unit& unit, std::uint8_t* scratch, float* bounds, std::size
   for (std::uint32_t i = unit.page0; i < unit.page1; ++i) {
     const Page& page = unit.job->pages[i];
     for (std::uint32_t r = 0; r < unit.rows; ++r) bounds[r * stride + i] = kNegInf;
-    const OpenRows open = OpenRowsOf(page, unit.job->n_kv);
-    if (open.count == 0) continue;
-    FindActive(unit, page, open, s, active);
-    if (active.n == 0) continue;
-    if (page.turn != turn) PrepareQueries(unit, turn = page.turn, s);
+    if (!BeginPage(unit, page, s, turn, active)) continue;
     const bool known = PageGrid(layer, page, unit.head_kv, s, reach);
     for (std::uint32_t a = 0; a < active.n; ++a) {
       const std::uint32_t r = active.row[a];

@@ -159,7 +159,7 @@ HWY_INLINE void Scores(const Layer& layer, const Page& page, const Page* next,
     k += block.offset;
     if (coding == codec::Coding::kKPlanes) {
       PrefetchBytes(k + ahead, block.bytes);
-      KPlanesGrid(k, layer.dim_k, s.grid, s.grid + dk);
+      KPlanesGrid(k, layer.dim_k, s.planes.width, s.grid, s.grid + dk);
       UnpackK(block.shape, k, s.grid, s.planes);
     } else {
       KGrid(coding, k, layer.dim_k, s.grid, s.grid + dk);
@@ -428,6 +428,27 @@ HWY_INLINE void PrepareQueries(const Unit& unit, const float* turn, const Decode
   }
 }
 
+// A unit's rows before its first page.
+HWY_INLINE void BeginRows(const Unit& unit, const DecodeScratchLayout& s) {
+  PrepareQueries(unit, nullptr, s);
+  for (std::uint32_t r = 0; r < unit.rows; ++r) {
+    s.slope[r] = Slope(unit.head(r), unit.params->n_head, unit.params->max_bias);
+    s.max[r] = kNegInf;
+  }
+}
+
+// Finds who sees something of the page, and turns the queries as its keys are, if `turn` is
+// another. False: nobody does.
+HWY_INLINE bool BeginPage(const Unit& unit, const Page& page, const DecodeScratchLayout& s,
+                          const float*& turn, Active& active) {
+  const OpenRows open = OpenRowsOf(page, unit.job->n_kv);
+  active.n = 0;
+  if (open.count != 0) FindActive(unit, page, open, s, active);
+  if (active.n == 0) return false;
+  if (page.turn != turn) PrepareQueries(unit, turn = page.turn, s);
+  return true;
+}
+
 void DecodeUnit(const Unit& unit, std::uint8_t* scratch, float* result) {
   const Layer& layer = *unit.layer;
   const Params& params = *unit.params;
@@ -435,11 +456,7 @@ void DecodeUnit(const Unit& unit, std::uint8_t* scratch, float* result) {
   Arena arena(scratch);
   const DecodeScratchLayout s(arena, layer, unit.rows);
   const float* turn = nullptr;
-  PrepareQueries(unit, turn, s);
-  for (std::uint32_t r = 0; r < unit.rows; ++r) {
-    s.slope[r] = Slope(unit.head(r), params.n_head, params.max_bias);
-    s.max[r] = kNegInf;
-  }
+  BeginRows(unit, s);
   std::fill_n(s.sum, unit.rows * 16, 0.0f);
   std::fill_n(s.acc, unit.rows * dv, 0.0f);
   std::fill_n(s.acc_rotated, unit.rows * dv, 0.0f);
@@ -450,11 +467,7 @@ void DecodeUnit(const Unit& unit, std::uint8_t* scratch, float* result) {
   bool rotated = false;
   const auto attend = [&](std::uint32_t i, std::uint32_t next_page) {
     const Page& page = unit.job->pages[i];
-    const OpenRows open = OpenRowsOf(page, unit.job->n_kv);
-    if (open.count == 0) return;
-    FindActive(unit, page, open, s, active);
-    if (active.n == 0) return;
-    if (page.turn != turn) PrepareQueries(unit, turn = page.turn, s);
+    if (!BeginPage(unit, page, s, turn, active)) return;
     const Page* next = next_page < unit.page1 ? &unit.job->pages[next_page] : nullptr;
     Scores(layer, page, next, unit.head_kv, s, active);
     for (std::uint32_t a = 0; a < active.n; ++a)

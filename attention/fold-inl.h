@@ -164,25 +164,13 @@ HWY_INLINE hn::Vec<hn::ScalableTag<float>> GatherEntries(const float* a, std::si
   const hn::ScalableTag<float> d;
   const hn::ScalableTag<std::int32_t> di;
   auto max = hn::Zero(d);
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-  if (dim <= 128) {
-    const FloatTable<7> table(a, dim);
-    for (std::size_t i = 0; i < n; i += 16) {
-      const __m512 x = table(_mm512_loadu_si512(channel + i));
-      const hn::Vec<decltype(d)> y{_mm512_mul_ps(x, _mm512_loadu_ps(factor + i))};
+  WithTable(a, dim, [&](const auto& table) HWY_ATTR {
+    for (std::size_t i = 0; i < n; i += hn::Lanes(d)) {
+      const auto y = hn::Mul(table(hn::Load(di, channel + i)), hn::Load(d, factor + i));
       hn::Store(y, d, out + i);
       max = hn::Max(max, hn::Abs(y));
     }
-    return max;
-  }
-#endif
-  (void)dim;
-  for (std::size_t i = 0; i < n; i += hn::Lanes(d)) {
-    const auto y =
-        hn::Mul(hn::GatherIndex(d, a, hn::Load(di, channel + i)), hn::Load(d, factor + i));
-    hn::Store(y, d, out + i);
-    max = hn::Max(max, hn::Abs(y));
-  }
+  });
   return max;
 }
 

@@ -44,17 +44,33 @@ HWY_INLINE hn::Vec<D> Lookup16(D d, const float* table, hn::Vec<hn::RebindToSign
 #endif
 }
 
+// table[i].
+class GatherTable {
+ public:
+  using D = hn::ScalableTag<float>;
+  HWY_INLINE explicit GatherTable(const float* table) : table_(table) {}
+  HWY_INLINE hn::Vec<D> operator()(hn::Vec<hn::RebindToSigned<D>> i) const {
+    return hn::GatherIndex(D(), table_, i);
+  }
+
+ private:
+  const float* table_;
+};
+
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-// table[i] by look-ups in registers, 2^kBits entries: a gather takes several times as long. What
-// lies beyond the `n` that there are is 0.
+// The same of up to 2^kBits entries by look-ups in registers: a gather takes several times as long.
+// What lies beyond the `n` that there are is 0.
 template <int kBits>
 class FloatTable {
  public:
+  using D = GatherTable::D;
   HWY_INLINE explicit FloatTable(const float* table, std::size_t n = 1 << kBits) {
     for (std::size_t i = 0; i < kVecs; ++i)
       t_[i] = i * 16 < n ? _mm512_loadu_ps(table + i * 16) : _mm512_setzero_ps();
   }
-  HWY_INLINE __m512 operator()(__m512i index) const { return Find<kVecs>(t_, index); }
+  HWY_INLINE hn::Vec<D> operator()(hn::Vec<hn::RebindToSigned<D>> i) const {
+    return hn::Vec<D>{Find<kVecs>(t_, i.raw)};
+  }
 
  private:
   static constexpr std::size_t kVecs = (1 << kBits) / 16;
@@ -69,36 +85,23 @@ class FloatTable {
   }
   __m512 t_[kVecs];
 };
-#endif
-
-// Factors of minima, of as many bytes as there are lanes.
-class MinFactors {
- public:
-  using D = hn::ScalableTag<float>;
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-  HWY_INLINE MinFactors() : table_(codec::KMinFactorTable()) {}
-  HWY_INLINE hn::Vec<D> operator()(const std::uint8_t* z) const {
-    return hn::Vec<D>{
-        table_(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(z))))};
-  }
-
- private:
-  FloatTable<8> table_;
+using ByteIndexTable = FloatTable<8>;
 #else
-  HWY_INLINE MinFactors() : table_(codec::KMinFactorTable()) {}
-  HWY_INLINE hn::Vec<D> operator()(const std::uint8_t* z) const {
-    const D d;
-    const hn::RebindToSigned<D> di;
-    return hn::GatherIndex(d, table_,
-                           hn::PromoteTo(di, hn::LoadU(hn::Rebind<std::uint8_t, D>(), z)));
-  }
-
- private:
-  const float* table_;
+using ByteIndexTable = GatherTable;
 #endif
-};
 
-// Widths of a page of planes, a byte each, up to the next multiple of 16.
+// f(the fastest table of n entries).
+template <class F>
+HWY_INLINE void WithTable(const float* table, std::size_t n, F&& f) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  if (n <= 64) return f(FloatTable<6>(table, n));
+  if (n <= 128) return f(FloatTable<7>(table, n));
+#endif
+  (void)n;
+  f(GatherTable(table));
+}
+
+// Widths of a page of planes, a byte each, zeros up to the next multiple of 32.
 HWY_INLINE void KWidths(const std::uint8_t* page, std::uint32_t dim, std::uint8_t* width) {
   std::uint32_t c = 0;
 #if HWY_TARGET != HWY_SCALAR
@@ -116,7 +119,7 @@ HWY_INLINE void KWidths(const std::uint8_t* page, std::uint32_t dim, std::uint8_
 #endif
   for (; c < dim; ++c)
     width[c] = static_cast<std::uint8_t>(std::min(8u, codec::KWidth(page, dim, c)));
-  for (; c % 16 != 0; ++c) width[c] = 0;
+  for (; c % 32 != 0; ++c) width[c] = 0;
 }
 
 template <class D>
@@ -133,28 +136,28 @@ HWY_INLINE void KGrid(codec::Coding coding, const std::uint8_t* page, std::uint3
   const hn::RebindToSigned<decltype(d)> di;
   const hn::Rebind<std::uint8_t, decltype(d)> du8;
   const float* table = codec::KScaleTable(KBits(coding));
-  const MinFactors factors;
+  const ByteIndexTable factors(codec::KMinFactorTable());
   const auto levels = hn::Set(d, coding == codec::Coding::kKInt8 ? 256.0f : 16.0f);
   const auto mid = hn::Set(d, MidCode(coding));
   const auto low = hn::Set(di, 15);
   for (std::uint32_t c = 0; c < RoundUp(dim, 16); c += static_cast<std::uint32_t>(hn::Lanes(d))) {
     const auto k = hn::PromoteTo(di, hn::LoadU(du8, page + c));
     const auto s = TimesPowerOf2(d, Lookup16(d, table, hn::And(k, low)), hn::ShiftRight<4>(k));
-    const auto factor = factors(page + dim + c);
+    const auto factor = factors(hn::PromoteTo(di, hn::LoadU(du8, page + dim + c)));
     hn::Store(s, d, scale + c);
     hn::Store(hn::Mul(s, hn::MulAdd(factor, levels, mid)), d, centre + c);
   }
 }
 
 // The same where each channel has its own width: a scale of b bits is that of 0 bits over 2^b.
-HWY_INLINE void KPlanesGrid(const std::uint8_t* page, std::uint32_t dim, float* scale,
-                            float* centre) {
+// width: [dim up to the next multiple of 32], written as well.
+HWY_INLINE void KPlanesGrid(const std::uint8_t* page, std::uint32_t dim, std::uint8_t* width,
+                            float* scale, float* centre) {
   const hn::ScalableTag<float> d;
   const hn::RebindToSigned<decltype(d)> di;
   const hn::Rebind<std::uint8_t, decltype(d)> du8;
   const float* table = codec::KScaleTable(0);
-  const MinFactors factors;
-  std::uint8_t width[codec::kMaxDim];
+  const ByteIndexTable factors(codec::KMinFactorTable());
   KWidths(page, dim, width);
   const auto low = hn::Set(di, 15);
   const auto half = hn::Set(d, 0.5f);
@@ -162,7 +165,7 @@ HWY_INLINE void KPlanesGrid(const std::uint8_t* page, std::uint32_t dim, float* 
     const auto k = hn::PromoteTo(di, hn::LoadU(du8, page + c));
     const auto unit = TimesPowerOf2(d, Lookup16(d, table, hn::And(k, low)), hn::ShiftRight<4>(k));
     const auto s = TimesPowerOf2(d, unit, hn::Neg(hn::PromoteTo(di, hn::LoadU(du8, width + c))));
-    const auto factor = factors(page + dim + c);
+    const auto factor = factors(hn::PromoteTo(di, hn::LoadU(du8, page + dim + c)));
     hn::Store(s, d, scale + c);
     // min + scale * (2^width - 1) / 2, and unit is scale * 2^width.
     hn::Store(hn::MulAdd(unit, hn::Add(factor, half), hn::Neg(hn::Mul(s, half))), d, centre + c);

@@ -64,7 +64,8 @@ namespace HWY_NAMESPACE {
 void GridOf(codec::Coding coding, const codec::PageShape& shape, const std::uint8_t* page,
             float* scale, float* centre) {
   if (coding == codec::Coding::kKPlanes) {
-    KPlanesGrid(page, shape.dim, scale, centre);
+    std::uint8_t width[codec::kMaxDim];
+    KPlanesGrid(page, shape.dim, width, scale, centre);
   } else if (coding == codec::Coding::kKInt8 || coding == codec::Coding::kKInt4) {
     KGrid(coding, page, shape.dim, scale, centre);
   } else {
@@ -87,7 +88,7 @@ void KPlanesIntegersOf(const codec::PageShape& shape, const std::uint8_t* page, 
   std::uint8_t* in[] = {arena.Take<std::uint8_t>(FoldedBytes(entries))};
   std::fill_n(padded, dim, 0.0f);
   std::copy_n(q, shape.dim, padded);
-  KPlanesGrid(page, shape.dim, grid, grid + dim);
+  KPlanesGrid(page, shape.dim, planes.width, grid, grid + dim);
   UnpackK(shape, page, grid, planes);
   const float* from[] = {padded};
   std::int32_t* out[] = {stage.out};

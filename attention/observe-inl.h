@@ -21,11 +21,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 HWY_INLINE void AllScores(const Unit& unit, const DecodeScratchLayout& s, float* scores,
                           std::size_t slots) {
   const float* turn = nullptr;
-  PrepareQueries(unit, turn, s);
-  for (std::uint32_t r = 0; r < unit.rows; ++r) {
-    s.slope[r] = Slope(unit.head(r), unit.params->n_head, unit.params->max_bias);
-    s.max[r] = kNegInf;
-  }
+  BeginRows(unit, s);
   Active active;
   std::size_t at = 0;
   for (std::uint32_t i = unit.page0; i < unit.page1; ++i) {
@@ -33,11 +29,7 @@ HWY_INLINE void AllScores(const Unit& unit, const DecodeScratchLayout& s, float*
     const std::uint32_t padded = RoundUp(page.rows, 16);
     for (std::uint32_t r = 0; r < unit.rows; ++r)
       std::fill_n(scores + r * slots + at, padded, kNegInf);
-    const OpenRows open = OpenRowsOf(page, unit.job->n_kv);
-    active.n = 0;
-    if (open.count != 0) FindActive(unit, page, open, s, active);
-    if (active.n != 0) {
-      if (page.turn != turn) PrepareQueries(unit, turn = page.turn, s);
+    if (BeginPage(unit, page, s, turn, active)) {
       const Page* next = i + 1 < unit.page1 ? &unit.job->pages[i + 1] : nullptr;
       Scores(*unit.layer, page, next, unit.head_kv, s, active);
     }

@@ -18,12 +18,10 @@ Status Observe(const Layer& layer, const Job& job, const Params& params, std::ui
   const std::uint32_t rows = n_tok * gqa, block_rows = std::min(rows, kMaxDecodeRows);
   if (rows == 0 || job.pages.empty()) return Status::Ok();
 
-  Layer checked = layer;
-  if (checked.v_group == 0) checked.v_group = checked.dim_v;  // unused
   std::size_t slots = 0;
   for (const Page& page : job.pages) slots += RoundUp(page.rows, 16);
   const std::size_t score_bytes = (block_rows * slots * sizeof(float) + 63) / 64 * 64;
-  const std::size_t per_thread = score_bytes + (DecodeScratch(checked, block_rows) + 63) / 64 * 64;
+  const std::size_t per_thread = score_bytes + (DecodeScratch(layer, block_rows) + 63) / 64 * 64;
   const auto n_threads = static_cast<std::size_t>(std::max(1, executor.n_threads()));
   std::uint8_t* scratch = workspace.Get(n_threads * per_thread);
   if (scratch == nullptr) return Status::OutOfMemory("attention: no scratch memory");
@@ -33,7 +31,7 @@ Status Observe(const Layer& layer, const Job& job, const Params& params, std::ui
     std::uint8_t* own = scratch + static_cast<std::size_t>(worker) * per_thread;
     for (std::uint32_t head; (head = next.fetch_add(1)) < layer.n_head_kv;) {
       for (std::uint32_t row = 0; row < rows; row += block_rows) {
-        const Unit unit{&checked,
+        const Unit unit{&layer,
                         &job,
                         &params,
                         head,

@@ -1,9 +1,9 @@
 // How much attention each cell gets from a few query tokens: what H2O (arXiv:2306.14048), TOVA
 // (arXiv:2401.06104) and SnapKV (arXiv:2404.14469) score keys by.
 //
-// The values are not touched, and one pass over the keys does for up to 24 query rows of a KV head:
-// it costs about half of what decoding a token does. So it is for a token now and then, or for the
-// last tokens of a prompt, and not for each.
+// The values are not touched, and one pass over the keys does for up to 24 query rows of a KV head;
+// still it may cost what decoding a token does. So it is for a token now and then, or for the last
+// tokens of a prompt, and not for each.
 #pragma once
 
 #include <cstddef>

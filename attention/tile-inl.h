@@ -114,7 +114,7 @@ HWY_NOINLINE void KTilePlanes(const codec::PageShape& shape, const std::uint8_t*
   const std::uint32_t lanes = static_cast<std::uint32_t>(hn::Lanes(d)), dim = shape.dim;
   float* scale = grid;
   float* centre = grid + RoundUp(dim, 16);
-  KPlanesGrid(page, dim, scale, centre);
+  KPlanesGrid(page, dim, planes.width, scale, centre);
   UnpackK(shape, page, scale, planes);
   for (std::uint32_t t = 0; t < cols; t += lanes) {
     float* panel = tile + std::size_t{t / 16} * dim * 16 + t % 16;

@@ -53,6 +53,7 @@ struct KPlanes {
   float* factor;            // [entries] scale * 2^shift, over 2^kUp
   std::int32_t* channel;    // [entries]
   std::int32_t* twice_mid;  // [entries] twice the middle of the plane's codes
+  std::uint8_t* width;      // [dim up to 32] bits of each channel
 
   KPlanes() = default;
   KPlanes(Arena& arena, const Layer& layer) {
@@ -62,6 +63,7 @@ struct KPlanes {
     factor = arena.Take<float>(n);
     channel = arena.Take<std::int32_t>(n);
     twice_mid = arena.Take<std::int32_t>(n);
+    width = arena.Take<std::uint8_t>(RoundUp(layer.dim_k, 32));
   }
   // Three planes a channel, and a few that are cut in two.
   static std::uint32_t MaxEntries(const Layer& layer) { return RoundUp(3 * layer.dim_k + 16, 16); }
@@ -126,10 +128,8 @@ HWY_INLINE void UnpackList(const std::uint8_t* from, std::size_t bytes, std::uin
 
 #if HWY_TARGET == HWY_AVX3_DL
 // codec::PlanesOf for up to 256 channels, 32 at once.
-HWY_INLINE void PackedPlanesOf(const std::uint8_t* page, const codec::PageShape& shape,
+HWY_INLINE void PackedPlanesOf(const std::uint8_t* width, const codec::PageShape& shape,
                                codec::Planes& planes) {
-  std::uint8_t width[256 + 32];
-  KWidths(page, shape.dim, width);
   codec::PlaneLists<std::uint8_t> lists;
   const auto append = [&](int list, std::uint64_t mask, __m512i channel, __m512i shift) HWY_ATTR {
     std::uint32_t& n = lists.n[list];
@@ -142,33 +142,23 @@ HWY_INLINE void PackedPlanesOf(const std::uint8_t* page, const codec::PageShape&
   const __m256i iota = _mm256_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16,
                                         17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31);
   for (std::uint32_t c = 0; c < shape.dim; c += 32) {
-    const __mmask32 there =
-        shape.dim - c >= 32 ? ~__mmask32{0} : (__mmask32{1} << (shape.dim - c)) - 1;
     const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(width + c));
     const __m256i channel = _mm256_add_epi8(iota, byte(static_cast<int>(c)));
     // Of 8 bits there are two planes of 4: a place for each channel's second behind its first.
     const __m512i twice = _mm512_or_si512(_mm512_cvtepu8_epi16(channel),
                                           _mm512_slli_epi16(_mm512_cvtepu8_epi16(channel), 8));
     const __m512i up = _mm512_cvtepu8_epi16(_mm256_and_si256(_mm256_sub_epi8(w, byte(4)), byte(7)));
-    const std::uint64_t first = there & _mm256_cmpge_epu8_mask(w, byte(4));
-    const std::uint64_t second = there & _mm256_cmpeq_epi8_mask(w, byte(8));
+    const std::uint64_t first = _mm256_cmpge_epu8_mask(w, byte(4));
+    const std::uint64_t second = _mm256_cmpeq_epi8_mask(w, byte(8));
     append(0, _pdep_u64(first, 0x5555'5555'5555'5555u) | _pdep_u64(second, 0xAAAA'AAAA'AAAA'AAAAu),
            twice, up);
-    append(1, there & _mm256_test_epi8_mask(w, byte(2)), _mm512_zextsi256_si512(channel),
+    append(1, _mm256_test_epi8_mask(w, byte(2)), _mm512_zextsi256_si512(channel),
            _mm512_zextsi256_si512(_mm256_and_si256(w, byte(1))));
-    append(2, there & _mm256_test_epi8_mask(w, byte(1)), _mm512_zextsi256_si512(channel), zero);
+    append(2, _mm256_test_epi8_mask(w, byte(1)), _mm512_zextsi256_si512(channel), zero);
   }
   codec::CutPlanes(lists, shape, planes);
 }
 #endif
-
-HWY_INLINE void FindPlanes(const std::uint8_t* page, const codec::PageShape& shape,
-                           codec::Planes& planes) {
-#if HWY_TARGET == HWY_AVX3_DL
-  if (shape.dim <= 256) return PackedPlanesOf(page, shape, planes);
-#endif
-  codec::PlanesOf(page, shape, planes);
-}
 
 // out[i] = scale[channel[i]] * 2^shift[i], n a multiple of 16.
 HWY_INLINE void PlaneFactors(const float* scale, std::uint32_t dim, const std::int32_t* channel,
@@ -176,27 +166,26 @@ HWY_INLINE void PlaneFactors(const float* scale, std::uint32_t dim, const std::i
   const hn::ScalableTag<float> d;
   const hn::RebindToSigned<decltype(d)> di;
   const hn::Rebind<std::uint8_t, decltype(d)> du8;
-  const auto all = [&](const auto& scale_of) HWY_ATTR {
+  WithTable(scale, dim, [&](const auto& table) HWY_ATTR {
     for (std::uint32_t e = 0; e < n; e += static_cast<std::uint32_t>(hn::Lanes(d))) {
       const auto up = hn::PromoteTo(di, hn::LoadU(du8, shift + e));
-      hn::Store(TimesPowerOf2(d, scale_of(hn::Load(di, channel + e)), up), d, out + e);
+      hn::Store(TimesPowerOf2(d, table(hn::Load(di, channel + e)), up), d, out + e);
     }
-  };
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-  if (dim <= 128) {
-    const FloatTable<7> table(scale, dim);
-    return all([&](hn::Vec<decltype(di)> c)
-                   HWY_ATTR { return hn::Vec<decltype(d)>{table(c.raw)}; });
-  }
-#endif
-  (void)dim;
-  all([&](hn::Vec<decltype(di)> c) HWY_ATTR { return hn::GatherIndex(d, scale, c); });
+  });
 }
 
-// `scale`: [dim], from KPlanesGrid.
+// `scale`: [dim], and k.width, from KPlanesGrid.
 HWY_NOINLINE void UnpackK(const codec::PageShape& shape, const std::uint8_t* page,
                           const float* scale, const KPlanes& k) {
-  FindPlanes(page, shape, *k.planes);
+#if HWY_TARGET == HWY_AVX3_DL
+  if (shape.dim <= 256) {
+    PackedPlanesOf(k.width, shape, *k.planes);
+  } else {
+    codec::PlanesOf(page, shape, *k.planes);
+  }
+#else
+  codec::PlanesOf(page, shape, *k.planes);
+#endif
   const std::uint8_t* from = page + 2 * shape.dim + shape.dim / 2;
   std::uint8_t* out = k.codes;
   const auto list = [&]<int kBits>(std::integral_constant<int, kBits>, std::uint32_t n) {

@@ -1,7 +1,6 @@
 """scripts/bench-ik: ik_llama.cpp's rows and ours in one table. Its llama-bench is played by a script that
 prints what that prints, since nothing of ik_llama.cpp is here; kvtamp and the host are the real ones."""
 
-import os
 import stat
 import subprocess
 from pathlib import Path
@@ -33,9 +32,7 @@ print("more")
 def bench_ik(*args):
     script = Path(__file__).resolve().parents[2] / "scripts" / "bench-ik"
     return subprocess.run([script, *map(str, args)], capture_output=True, text=True, timeout=600,
-                          env={name: value for name, value in os.environ.items()
-                               if name == "KVTAMP_CPU" or not name.startswith("KVTAMP_")}
-                          | {"OMP_WAIT_POLICY": "passive"})
+                          env=host.environment(None, host.HOST, {}))
 
 
 def stand_in(folder):
