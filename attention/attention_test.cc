@@ -15,6 +15,7 @@
 #include "attention/kernels.h"
 #include "attention/reference.h"
 #include "cpu/cpu.h"
+#include "cpu/every_isa.h"
 
 namespace kvtamp::attention {
 namespace {
@@ -58,11 +59,8 @@ std::string Describe(const Shape& s) {
 
 constexpr std::size_t kScratch = 16 << 20;
 
-class EveryIsa : public testing::TestWithParam<std::string> {
+class EveryIsa : public cpu::EveryIsa {
  protected:
-  void SetUp() override { ASSERT_TRUE(cpu::ForceIsa(GetParam()).ok()); }
-  void TearDown() override { ASSERT_TRUE(cpu::ForceIsa("").ok()); }
-
   void Compare(const Shape& shape, int threads = 1, double limit = 1e-6) {
     SCOPED_TRACE(Describe(shape));
     const World world(shape, Seed());

@@ -13,6 +13,7 @@
 #include "attention/kernels.h"
 #include "attention/reference.h"
 #include "cpu/cpu.h"
+#include "cpu/every_isa.h"
 
 namespace kvtamp::attention {
 namespace {
@@ -69,11 +70,8 @@ TEST(ChoosePages, RowsThatSeeNothing) {
 
 // --- in attention -------------------------------------------------------------------------------
 
-class EveryIsa : public testing::TestWithParam<std::string> {
+class EveryIsa : public cpu::EveryIsa {
  protected:
-  void SetUp() override { ASSERT_TRUE(cpu::ForceIsa(GetParam()).ok()); }
-  void TearDown() override { ASSERT_TRUE(cpu::ForceIsa("").ok()); }
-
   // Bounds of the world's first job, [row][page] of one KV head.
   static std::vector<float> Bounds(const World& world, const Job& job, std::uint32_t head_kv) {
     Unit unit;

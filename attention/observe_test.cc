@@ -11,6 +11,7 @@
 #include "attention/attention_fixture.h"
 #include "attention/reference.h"
 #include "cpu/cpu.h"
+#include "cpu/every_isa.h"
 
 namespace kvtamp::attention {
 namespace {
@@ -19,11 +20,8 @@ using codec::Coding;
 
 constexpr std::size_t kScratch = 16 << 20;
 
-class EveryIsa : public testing::TestWithParam<std::string> {
+class EveryIsa : public cpu::EveryIsa {
  protected:
-  void SetUp() override { ASSERT_TRUE(cpu::ForceIsa(GetParam()).ok()); }
-  void TearDown() override { ASSERT_TRUE(cpu::ForceIsa("").ok()); }
-
   // The first job's tokens [first, first + n) beside the reference.
   void Compare(const Shape& shape, std::uint32_t first, std::uint32_t n, int threads = 1) {
     for (std::uint32_t seed = 1; seed <= 3; ++seed) {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "codec/encode.h"
-#include "cpu/cpu.h"
+#include "cpu/every_isa.h"
 
 namespace kvtamp::codec {
 
@@ -21,13 +21,6 @@ inline bool IsK(Coding coding) {
 }
 
 inline std::uint32_t GroupOf(std::uint32_t dim) { return dim % 64 == 0 ? 64 : dim; }
-
-// Runs a test on each instruction set that there is, which is its parameter.
-class EveryIsa : public testing::TestWithParam<std::string> {
- protected:
-  void SetUp() override { ASSERT_TRUE(cpu::ForceIsa(GetParam()).ok()); }
-  void TearDown() override { ASSERT_TRUE(cpu::ForceIsa("auto").ok()); }
-};
 
 // Rows of f16 with gaps between them, and which of them are valid.
 struct Rows {

@@ -18,7 +18,7 @@ namespace {
 
 constexpr Coding kCodings[] = {Coding::kKInt8, Coding::kKInt4, Coding::kVInt8, Coding::kVLm4};
 
-class EncodeTest : public EveryIsa {};
+class EncodeTest : public cpu::EveryIsa {};
 
 INSTANTIATE_TEST_SUITE_P(Isa, EncodeTest, testing::ValuesIn(cpu::AvailableIsas()),
                          [](const auto& info) { return info.param; });

@@ -15,7 +15,7 @@ namespace {
 
 constexpr Coding kCoding = Coding::kKPlanes;
 
-class PlanesTest : public EveryIsa {};
+class PlanesTest : public cpu::EveryIsa {};
 
 INSTANTIATE_TEST_SUITE_P(Isa, PlanesTest, testing::ValuesIn(cpu::AvailableIsas()),
                          [](const auto& info) { return info.param; });

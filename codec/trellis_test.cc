@@ -16,7 +16,7 @@ namespace {
 
 constexpr Coding kCoding = Coding::kVTrellis;
 
-class TrellisTest : public EveryIsa {};
+class TrellisTest : public cpu::EveryIsa {};
 
 INSTANTIATE_TEST_SUITE_P(Isa, TrellisTest, testing::ValuesIn(cpu::AvailableIsas()),
                          [](const auto& info) { return info.param; });

@@ -11,15 +11,10 @@
 
 #include "cpu/convert.h"
 #include "cpu/cpu.h"
+#include "cpu/every_isa.h"
 
 namespace kvtamp::cpu {
 namespace {
-
-class EveryIsa : public testing::TestWithParam<std::string> {
- protected:
-  void SetUp() override { ASSERT_TRUE(ForceIsa(GetParam()).ok()); }
-  void TearDown() override { ASSERT_TRUE(ForceIsa("").ok()); }
-};
 
 INSTANTIATE_TEST_SUITE_P(Isa, EveryIsa, testing::ValuesIn(AvailableIsas()),
                          [](const auto& info) { return info.param; });
