@@ -15,9 +15,10 @@ KVTAMP_BEFORE_VNNI();
 namespace kvtamp::attention {
 namespace HWY_NAMESPACE {
 
-// reach[dim]: from a channel's centre to its outermost code. False where a page has no scales.
-HWY_INLINE bool PageGrid(const Layer& layer, const Page& page, std::uint32_t head_kv,
-                         const DecodeScratchLayout& s, float* reach) {
+// s.grid: [dim] from a channel's centre to its outermost code, then [dim] the centres. False where
+// a page has no scales.
+HWY_INLINE bool PageReach(const Layer& layer, const Page& page, std::uint32_t head_kv,
+                          const DecodeScratchLayout& s) {
   const std::uint32_t dk = RoundUp(layer.dim_k, 16);
   if (page.k == nullptr || page.k_layout == nullptr || HasRows(page.k_layout, head_kv))
     return false;
@@ -26,12 +27,12 @@ HWY_INLINE bool PageGrid(const Layer& layer, const Page& page, std::uint32_t hea
   if (block.coding != codec::Coding::kKPlanes) {
     KGrid(block.coding, k, layer.dim_k, s.grid, s.grid + dk);
     const float mid = MidCode(block.coding);
-    for (std::uint32_t c = 0; c < dk; ++c) reach[c] = s.grid[c] * mid;
+    for (std::uint32_t c = 0; c < dk; ++c) s.grid[c] *= mid;
     return true;
   }
   KPlanesGrid(k, layer.dim_k, s.planes.width, s.grid, s.grid + dk);
   for (std::uint32_t c = 0; c < dk; ++c)
-    reach[c] = s.grid[c] * 0.5f * static_cast<float>((1u << s.planes.width[c]) - 1);
+    s.grid[c] *= 0.5f - 0.5f / static_cast<float>(1u << s.planes.width[c]);
   return true;
 }
 
@@ -43,7 +44,6 @@ void BoundUnit(const Unit& unit, std::uint8_t* scratch, float* bounds, std::size
   const float softcap = unit.params->softcap;
   Arena arena(scratch);
   const DecodeScratchLayout s(arena, layer, unit.rows);
-  float* reach = s.gathered;  // has room for three entries a channel
   const float* turn = nullptr;
   PrepareQueries(unit, turn, s);
   const hn::ScalableTag<float> d;
@@ -52,7 +52,7 @@ void BoundUnit(const Unit& unit, std::uint8_t* scratch, float* bounds, std::size
     const Page& page = unit.job->pages[i];
     for (std::uint32_t r = 0; r < unit.rows; ++r) bounds[r * stride + i] = kNegInf;
     if (!BeginPage(unit, page, s, turn, active)) continue;
-    const bool known = PageGrid(layer, page, unit.head_kv, s, reach);
+    const bool known = PageReach(layer, page, unit.head_kv, s);
     for (std::uint32_t a = 0; a < active.n; ++a) {
       const std::uint32_t r = active.row[a];
       float& bound = bounds[r * stride + i];
@@ -63,7 +63,7 @@ void BoundUnit(const Unit& unit, std::uint8_t* scratch, float* bounds, std::size
       for (std::uint32_t c = 0; c < dk; c += static_cast<std::uint32_t>(hn::Lanes(d))) {
         const auto x = hn::Load(d, q + c);
         sum = hn::MulAdd(x, hn::Load(d, s.grid + dk + c), sum);
-        sum = hn::MulAdd(hn::Abs(x), hn::Load(d, reach + c), sum);
+        sum = hn::MulAdd(hn::Abs(x), hn::Load(d, s.grid + c), sum);
       }
       bound = hn::GetLane(hn::SumOfLanes(d, sum)) + s.q_mean[r];
       if (softcap != 0) bound = softcap * std::tanh(bound);

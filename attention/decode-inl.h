@@ -35,14 +35,15 @@ struct DecodeScratchLayout {
   float* score;        // [rows, kMaxPageSize], then weights
   float* mask;         // [rows, kMaxPageSize] what to add, by token (or row)
   half_t* mask_row;    // [kMaxPageSize]
-  float* grid;  // K: scale and centre, [2, dim_k up to 16]; V: scales, [groups, kMaxPageSize]
+  float* grid;  // K: scale (planes: unit) and centre, [2, dim_k up to 16]; V: scales, [groups,
+                // kMaxPageSize]
   std::uint8_t* folded;  // [kHeadsAtOnce]
   std::int32_t* ints;    // [kHeadsAtOnce, kMaxPageSize]
   std::size_t folded_stride;
   KPlanes planes;
-  float* gathered;      // [kHeadsAtOnce, entries]
-  std::int8_t* levels;  // of V's trellis
-  half_t* halves;       // a page of kRows, decoded
+  std::int32_t* by_channel;  // [kHeadsAtOnce, dim_k up to 64]
+  std::int8_t* levels;       // of V's trellis
+  half_t* halves;            // a page of kRows, decoded
 
   DecodeScratchLayout(Arena& arena, const Layer& layer, std::uint32_t rows) {
     const std::uint32_t dk = RoundUp(layer.dim_k, 16), dv = RoundUp(layer.dim_v, 16);
@@ -62,7 +63,7 @@ struct DecodeScratchLayout {
     folded = arena.Take<std::uint8_t>(kHeadsAtOnce * folded_stride);
     ints = arena.Take<std::int32_t>(kHeadsAtOnce * codec::kMaxPageSize);
     planes = KPlanes(arena, layer);
-    gathered = arena.Take<float>(std::size_t{kHeadsAtOnce} * entries);
+    by_channel = arena.Take<std::int32_t>(std::size_t{kHeadsAtOnce} * RoundUp(layer.dim_k, 64));
     levels = arena.Take<std::int8_t>(std::size_t{dv} * layer.page_size);
     halves = arena.Take<half_t>(std::size_t{std::max(dk, dv)} * layer.page_size);
   }
@@ -109,8 +110,8 @@ HWY_INLINE void ScoreCoded(const Layer& layer, const Page& page, codec::Coding c
   std::int32_t sum[4];
   float mid;
   if (coding == codec::Coding::kKPlanes) {
-    FoldEntries<kHeads>(q, s.grid + dk, dk, s.planes.channel, s.planes.factor, s.planes.twice_mid,
-                        RoundUp(s.planes.n(), 16), s.gathered, folded, step, centre, sum);
+    FoldEntries<kHeads>(q, s.grid, s.grid + dk, dk, s.planes.entries, s.planes.n_padded(),
+                        s.by_channel, folded, step, centre, sum);
     KDots<kHeads>(codec::Coding::kKPlanes, s.planes.codes, layer.page_size, s.planes.n(), folded, 0,
                   ints);
     mid = 0.5f;
@@ -160,7 +161,7 @@ HWY_INLINE void Scores(const Layer& layer, const Page& page, const Page* next,
     if (coding == codec::Coding::kKPlanes) {
       PrefetchBytes(k + ahead, block.bytes);
       KPlanesGrid(k, layer.dim_k, s.planes.width, s.grid, s.grid + dk);
-      UnpackK(block.shape, k, s.grid, s.planes);
+      UnpackK(block.shape, k, s.planes);
     } else {
       KGrid(coding, k, layer.dim_k, s.grid, s.grid + dk);
       PrefetchBytes(k + ahead, block.scales);

@@ -1,12 +1,13 @@
 // Folding: a float vector times a page's scales, as integers of 15 bits and one step. Per-target
 // header.
 //
-// A folded vector takes 16 bytes for every 4 elements x0 ... x3:
-//   avx512_vnni  x = 256 h + l: h0 ... h3, l0 ... l3, 8 bytes unused. K: signed (codes are the
-//                unsigned side of the instruction); V: unsigned
+// A folded vector, for every 4 elements x0 ... x3:
+//   avx512_vnni  x = 256 h + l: h0 ... h3, l0 ... l3, 8 bytes. K: signed (codes are the unsigned
+//                side of the instruction); V: unsigned
 //   neon_dotprod, neon_i8mm  h0 ... h7, l0 ... l7 for every 8 elements, all signed
 //   scalar       int32 each
-//   others       (x0, x2), (x1, x3) as pairs of int16, 8 bytes unused: even and odd bytes of a lane
+//   others       (x0, x2), (x1, x3) as pairs of int16, then 8 bytes unused: even and odd bytes of a
+//   lane
 //                of codes, widened, meet their factors in one multiply-add of pairs
 #if defined(KVTAMP_ATTENTION_FOLD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVTAMP_ATTENTION_FOLD_INL_H_
@@ -40,7 +41,9 @@ namespace hn = hwy::HWY_NAMESPACE;
 inline constexpr float kMaxFoldedK = 14592.0f;
 inline constexpr float kMaxFoldedV = 32639.0f;
 
-HWY_INLINE constexpr std::size_t FoldedBytes(std::size_t n) { return 4 * n; }
+HWY_INLINE constexpr std::size_t FoldedBytes(std::size_t n) {
+  return (HWY_TARGET == HWY_AVX3_DL ? 2 : 4) * n;
+}
 
 // Bytes of V's codes for 16 channels of a page.
 HWY_INLINE std::size_t BlockBytes(codec::Coding coding, std::uint32_t rows) {
@@ -87,7 +90,6 @@ HWY_INLINE void StoreFolded(hn::Vec<hn::ScalableTag<std::int32_t>> x, std::size_
   }
 #endif
   (void)bytes;
-  auto* to = reinterpret_cast<std::int32_t*>(out) + i;
 #if HWY_TARGET == HWY_AVX3_DL
   const __m512i split = _mm512_broadcast_i32x4(
       _mm_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1));
@@ -99,12 +101,14 @@ HWY_INLINE void StoreFolded(hn::Vec<hn::ScalableTag<std::int32_t>> x, std::size_
   } else {
     y = _mm512_shuffle_epi8(y, split);
   }
-  hn::Store(hn::Vec<decltype(di)>{y}, di, to);
+  y = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 0, 2, 4, 6), y);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i * 2), _mm512_castsi512_si256(y));
 #elif HWY_TARGET == HWY_SCALAR
-  hn::Store(x, di, to);
+  hn::Store(x, di, reinterpret_cast<std::int32_t*>(out) + i);
 #else
   const auto low = hn::And(x, hn::Set(di, 0xFFFF));
-  hn::Store(hn::Or(low, hn::ShiftLeft<16>(hn::Shuffle1032(x))), di, to);
+  hn::Store(hn::Or(low, hn::ShiftLeft<16>(hn::Shuffle1032(x))), di,
+            reinterpret_cast<std::int32_t*>(out) + i);
 #endif
 }
 
@@ -155,63 +159,136 @@ HWY_INLINE void Fold(const float* const* a, const float* b, const float* centre,
   if (kIsK) Reduce4<kHeads>(di, SumOp(), sums, sum);
 }
 
-// out[i] = a[channel[i]] * factor[i]; returns the largest magnitude of each lane. a: [dim], dim a
-// multiple of 16.
-HWY_INLINE hn::Vec<hn::ScalableTag<float>> GatherEntries(const float* a, std::size_t dim,
-                                                         const std::int32_t* channel,
-                                                         const float* factor, std::size_t n,
-                                                         float* out) {
-  const hn::ScalableTag<float> d;
-  const hn::ScalableTag<std::int32_t> di;
-  auto max = hn::Zero(d);
-  WithTable(a, dim, [&](const auto& table) HWY_ATTR {
-    for (std::size_t i = 0; i < n; i += hn::Lanes(d)) {
-      const auto y = hn::Mul(table(hn::Load(di, channel + i)), hn::Load(d, factor + i));
-      hn::Store(y, d, out + i);
-      max = hn::Max(max, hn::Abs(y));
-    }
-  });
-  return max;
+// The planes of a page as they are met by a folded query, padded to a multiple of 32 by such as add
+// nothing.
+struct Entries {
+  std::uint16_t* channel;
+  std::int16_t* above;      // codec::Planes::above
+  std::int16_t* half;       // what rounds a shift to the right by that
+  std::int16_t* twice_mid;  // twice the middle of the plane's codes
+};
+
+#if HWY_TARGET == HWY_AVX3_DL
+inline constexpr std::size_t kMaxWordDim = 256;
+
+// 32 words of a table of 64 * kPairs, by index.
+template <int kPairs>
+HWY_INLINE __m512i FindWords(const __m512i* table, __m512i index) {
+  if constexpr (kPairs == 1) {
+    return _mm512_permutex2var_epi16(table[0], index, table[1]);
+  } else {
+    const __mmask32 upper = _mm512_test_epi16_mask(index, _mm512_set1_epi16(kPairs * 32));
+    return _mm512_mask_blend_epi16(upper, FindWords<kPairs / 2>(table, index),
+                                   FindWords<kPairs / 2>(table + kPairs, index));
+  }
 }
 
-// The same for entries, each a channel of `a` (of dim elements, a multiple of 16) and a factor; n
-// is a multiple of 16. sum[h] is that of the integers times m[i]. gathered: [kHeads, n] scratch.
+// x: [kHeads][stride] by channel, as words.
+template <int kHeads, int kPairs>
+HWY_INLINE void FoldEntryWords(const Entries& e, std::size_t n, const std::int16_t* x,
+                               std::size_t stride, std::uint8_t* const* out, std::int32_t* sum) {
+  const hn::ScalableTag<std::int32_t> di;
+  __m512i table[kHeads][2 * kPairs];
+  hn::Vec<decltype(di)> sums[kHeads];
+  for (int h = 0; h < kHeads; ++h) {
+    for (int i = 0; i < 2 * kPairs; ++i)
+      table[h][i] = _mm512_load_si512(x + static_cast<std::size_t>(h) * stride +
+                                      static_cast<std::size_t>(i) * 32);
+    sums[h] = hn::Zero(di);
+  }
+  const __m512i split =
+      _mm512_broadcast_i32x4(_mm_setr_epi8(1, 3, 5, 7, 0, 2, 4, 6, 9, 11, 13, 15, 8, 10, 12, 14));
+  const __m512i sign = _mm512_set1_epi64(static_cast<long long>(0x8080808000000000));
+  for (std::size_t i = 0; i < n; i += 32) {
+    const __m512i channel = _mm512_load_si512(e.channel + i),
+                  above = _mm512_load_si512(e.above + i), half = _mm512_load_si512(e.half + i),
+                  mid = _mm512_load_si512(e.twice_mid + i);
+    for (int h = 0; h < kHeads; ++h) {
+      const __m512i u =
+          _mm512_srav_epi16(_mm512_add_epi16(FindWords<kPairs>(table[h], channel), half), above);
+      sums[h].raw = _mm512_dpwssd_epi32(sums[h].raw, u, mid);
+      // As in StoreFolded.
+      const __m512i bytes = _mm512_shuffle_epi8(_mm512_add_epi16(u, _mm512_set1_epi16(128)), split);
+      _mm512_store_si512(out[h] + i * 2, _mm512_xor_si512(bytes, sign));
+    }
+  }
+  Reduce4<kHeads>(di, SumOp(), sums, sum);
+}
+#endif
+
+// Folds K's planes: for each head x_c = a[h][c] * unit[c] as integers, the largest kMaxFoldedK, and
+// of each entry what its plane is of that, x_c / 2^above. The vector of entries is step[h] times
+// those. dot[h] = a[h] . centre; sum[h]: of the entries' integers times twice_mid. dim is a
+// multiple of 16, n of 32; by_channel: [kHeads][dim up to 64] scratch.
 template <int kHeads>
-HWY_INLINE void FoldEntries(const float* const* a, const float* centre, std::size_t dim,
-                            const std::int32_t* channel, const float* factor, const std::int32_t* m,
-                            std::size_t n, float* gathered, std::uint8_t* const* out, float* step,
+HWY_INLINE void FoldEntries(const float* const* a, const float* unit, const float* centre,
+                            std::size_t dim, const Entries& entries, std::size_t n,
+                            std::int32_t* by_channel, std::uint8_t* const* out, float* step,
                             float* dot, std::int32_t* sum) {
   const hn::ScalableTag<float> d;
   const hn::ScalableTag<std::int32_t> di;
-  const std::size_t lanes = hn::Lanes(d);
+  const std::size_t lanes = hn::Lanes(d), stride = RoundUp(static_cast<std::uint32_t>(dim), 64);
+#if HWY_TARGET == HWY_AVX3_DL
+  const bool words = dim <= kMaxWordDim;
+  auto* as_words = reinterpret_cast<std::int16_t*>(by_channel);
+#endif
   hn::Vec<decltype(d)> max[kHeads], dots[kHeads];
   for (int h = 0; h < kHeads; ++h) max[h] = dots[h] = hn::Zero(d);
   for (std::size_t c = 0; c < dim; c += lanes) {
-    const auto mid = hn::Load(d, centre + c);
-    for (int h = 0; h < kHeads; ++h) dots[h] = hn::MulAdd(hn::Load(d, a[h] + c), mid, dots[h]);
+    const auto scale = hn::Load(d, unit + c), mid = hn::Load(d, centre + c);
+    for (int h = 0; h < kHeads; ++h) {
+      const auto x = hn::Load(d, a[h] + c);
+      max[h] = hn::Max(max[h], hn::Abs(hn::Mul(x, scale)));
+      dots[h] = hn::MulAdd(x, mid, dots[h]);
+    }
   }
-  for (int h = 0; h < kHeads; ++h)
-    max[h] =
-        GatherEntries(a[h], dim, channel, factor, n, gathered + static_cast<std::size_t>(h) * n);
   float top[4];
   Reduce4<kHeads>(d, MaxOp(), max, top);
   Reduce4<kHeads>(d, SumOp(), dots, dot);
   hn::Vec<decltype(d)> inverse[kHeads];
-  hn::Vec<decltype(di)> sums[kHeads];
   for (int h = 0; h < kHeads; ++h) {
     const bool some = top[h] > 1e-30f;
     inverse[h] = hn::Set(d, some ? kMaxFoldedK / top[h] : 0.0f);
-    step[h] = some ? top[h] * (1.0f / kMaxFoldedK) : 0.0f;
-    sums[h] = hn::Zero(di);
+    // A code at the top of four bits is a sixteenth of the channel's range.
+    step[h] = some ? top[h] * (1.0f / (16 * kMaxFoldedK)) : 0.0f;
   }
+  for (std::size_t c = 0; c < dim; c += lanes) {
+    const auto scale = hn::Load(d, unit + c);
+    for (int h = 0; h < kHeads; ++h) {
+      // Two roundings on every instruction set: the integers must not depend on it.
+      const auto x = ToInt(d, hn::Mul(hn::Mul(hn::Load(d, a[h] + c), scale), inverse[h]));
+      const std::size_t at = static_cast<std::size_t>(h) * stride + c;
+#if HWY_TARGET == HWY_AVX3_DL
+      if (words) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(as_words + at),
+                            _mm512_cvtepi32_epi16(x.raw));
+        continue;
+      }
+#endif
+      hn::Store(x, di, by_channel + at);
+    }
+  }
+#if HWY_TARGET == HWY_AVX3_DL
+  if (dim <= 64) return FoldEntryWords<kHeads, 1>(entries, n, as_words, stride, out, sum);
+  if (dim <= 128) return FoldEntryWords<kHeads, 2>(entries, n, as_words, stride, out, sum);
+  if (words) return FoldEntryWords<kHeads, 4>(entries, n, as_words, stride, out, sum);
+#endif
+  const hn::Rebind<std::uint16_t, decltype(di)> du16;
+  const hn::Rebind<std::int16_t, decltype(di)> di16;
+  hn::Vec<decltype(di)> sums[kHeads];
+  for (int h = 0; h < kHeads; ++h) sums[h] = hn::Zero(di);
   const bool bytes = FoldsToBytes();
   for (std::size_t i = 0; i < n; i += lanes) {
-    const auto weight = hn::Load(di, m + i);
+    const auto channel = hn::PromoteTo(di, hn::Load(du16, entries.channel + i));
+    const auto above = hn::PromoteTo(di, hn::Load(di16, entries.above + i));
+    const auto half = hn::PromoteTo(di, hn::Load(di16, entries.half + i));
+    const auto mid = hn::PromoteTo(di, hn::Load(di16, entries.twice_mid + i));
     for (int h = 0; h < kHeads; ++h) {
-      const auto y = hn::Load(d, gathered + static_cast<std::size_t>(h) * n + i);
-      const auto x = ToInt(d, hn::Mul(y, inverse[h]));
-      sums[h] = hn::Add(sums[h], hn::Mul(x, weight));
-      StoreFolded<true>(x, i, bytes, out[h]);
+      const auto x =
+          hn::GatherIndex(di, by_channel + static_cast<std::size_t>(h) * stride, channel);
+      const auto u = hn::Add(x, half) >> above;
+      sums[h] = hn::Add(sums[h], hn::Mul(u, mid));
+      StoreFolded<true>(u, i, bytes, out[h]);
     }
   }
   Reduce4<kHeads>(di, SumOp(), sums, sum);

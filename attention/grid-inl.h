@@ -149,10 +149,11 @@ HWY_INLINE void KGrid(codec::Coding coding, const std::uint8_t* page, std::uint3
   }
 }
 
-// The same where each channel has its own width: a scale of b bits is that of 0 bits over 2^b.
-// width: [dim up to the next multiple of 32], written as well.
+// The same where each channel has its own width. unit[dim]: the scale times 2^width, which does not
+// depend on the width; 0 where that is 0. width: [dim up to the next multiple of 32], written as
+// well.
 HWY_INLINE void KPlanesGrid(const std::uint8_t* page, std::uint32_t dim, std::uint8_t* width,
-                            float* scale, float* centre) {
+                            float* unit, float* centre) {
   const hn::ScalableTag<float> d;
   const hn::RebindToSigned<decltype(d)> di;
   const hn::Rebind<std::uint8_t, decltype(d)> du8;
@@ -163,12 +164,13 @@ HWY_INLINE void KPlanesGrid(const std::uint8_t* page, std::uint32_t dim, std::ui
   const auto half = hn::Set(d, 0.5f);
   for (std::uint32_t c = 0; c < RoundUp(dim, 16); c += static_cast<std::uint32_t>(hn::Lanes(d))) {
     const auto k = hn::PromoteTo(di, hn::LoadU(du8, page + c));
-    const auto unit = TimesPowerOf2(d, Lookup16(d, table, hn::And(k, low)), hn::ShiftRight<4>(k));
-    const auto s = TimesPowerOf2(d, unit, hn::Neg(hn::PromoteTo(di, hn::LoadU(du8, width + c))));
+    const auto w = hn::PromoteTo(di, hn::LoadU(du8, width + c));
+    const auto u = TimesPowerOf2(d, Lookup16(d, table, hn::And(k, low)), hn::ShiftRight<4>(k));
+    const auto scale = TimesPowerOf2(d, u, hn::Neg(w));
     const auto factor = factors(hn::PromoteTo(di, hn::LoadU(du8, page + dim + c)));
-    hn::Store(s, d, scale + c);
-    // min + scale * (2^width - 1) / 2, and unit is scale * 2^width.
-    hn::Store(hn::MulAdd(unit, hn::Add(factor, half), hn::Neg(hn::Mul(s, half))), d, centre + c);
+    hn::Store(hn::IfThenZeroElse(hn::RebindMask(d, hn::Eq(w, hn::Zero(di))), u), d, unit + c);
+    // min + scale * (2^width - 1) / 2
+    hn::Store(hn::MulAdd(u, hn::Add(factor, half), hn::Neg(hn::Mul(scale, half))), d, centre + c);
   }
 }
 

@@ -66,6 +66,8 @@ void GridOf(codec::Coding coding, const codec::PageShape& shape, const std::uint
   if (coding == codec::Coding::kKPlanes) {
     std::uint8_t width[codec::kMaxDim];
     KPlanesGrid(page, shape.dim, width, scale, centre);
+    for (std::uint32_t c = 0; c < shape.dim; ++c)
+      scale[c] = std::ldexp(scale[c], -static_cast<int>(width[c]));
   } else if (coding == codec::Coding::kKInt8 || coding == codec::Coding::kKInt4) {
     KGrid(coding, page, shape.dim, scale, centre);
   } else {
@@ -80,22 +82,22 @@ void KPlanesIntegersOf(const codec::PageShape& shape, const std::uint8_t* page, 
   layer.page_size = shape.rows;
   const std::uint32_t entries = KPlanes::MaxEntries(layer), dim = RoundUp(shape.dim, 16);
   Workspace workspace;
-  Arena arena(workspace.Get(std::size_t{entries} * shape.rows + 32 * entries + (1 << 16)));
+  Arena arena(workspace.Get(std::size_t{entries} * shape.rows + 48 * entries + (1 << 16)));
   const KPlanes planes(arena, layer);
   float* grid = arena.Take<float>(2 * dim);
   float* padded = arena.Take<float>(dim);
-  float* gathered = arena.Take<float>(entries);
+  auto* by_channel = arena.Take<std::int32_t>(RoundUp(dim, 64));
   std::uint8_t* in[] = {arena.Take<std::uint8_t>(FoldedBytes(entries))};
   std::fill_n(padded, dim, 0.0f);
   std::copy_n(q, shape.dim, padded);
   KPlanesGrid(page, shape.dim, planes.width, grid, grid + dim);
-  UnpackK(shape, page, grid, planes);
+  UnpackK(shape, page, planes);
   const float* from[] = {padded};
   std::int32_t* out[] = {stage.out};
   float step[4], dot[4];
   std::int32_t sum[4];
-  FoldEntries<1>(from, grid + dim, dim, planes.channel, planes.factor, planes.twice_mid,
-                 RoundUp(planes.n(), 16), gathered, in, step, dot, sum);
+  FoldEntries<1>(from, grid, grid + dim, dim, planes.entries, planes.n_padded(), by_channel, in,
+                 step, dot, sum);
   stage.step = step[0];
   stage.sum = sum[0];
   KDots<1>(codec::Coding::kKPlanes, planes.codes, shape.rows, planes.n(), in, 0, out);

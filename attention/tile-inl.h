@@ -112,20 +112,21 @@ HWY_NOINLINE void KTilePlanes(const codec::PageShape& shape, const std::uint8_t*
   const hn::ScalableTag<float> d;
   const hn::RebindToUnsigned<decltype(d)> du;
   const std::uint32_t lanes = static_cast<std::uint32_t>(hn::Lanes(d)), dim = shape.dim;
-  float* scale = grid;
+  float* unit = grid;
   float* centre = grid + RoundUp(dim, 16);
-  KPlanesGrid(page, dim, planes.width, scale, centre);
-  UnpackK(shape, page, scale, planes);
+  KPlanesGrid(page, dim, planes.width, unit, centre);
+  UnpackK(shape, page, planes);
+  PlaneFactors(unit, dim, planes);
   for (std::uint32_t t = 0; t < cols; t += lanes) {
     float* panel = tile + std::size_t{t / 16} * dim * 16 + t % 16;
     for (std::uint32_t c = 0; c < dim; ++c)
       hn::StoreU(hn::Set(d, centre[c] + (mean != nullptr ? mean[c] : 0.0f)), d, panel + c * 16);
     const auto add = [&](std::uint32_t e, auto code) HWY_ATTR {
-      float* at = panel + planes.channel[e] * 16;
+      float* at = panel + planes.entries.channel[e] * 16;
       const float f = planes.factor[e];
       // From the middle of the codes, as `centre` is.
       const auto x = hn::Sub(hn::ConvertTo(d, hn::BitCast(hn::RebindToSigned<decltype(d)>(), code)),
-                             hn::Set(d, 0.5f * static_cast<float>(planes.twice_mid[e])));
+                             hn::Set(d, 0.5f * static_cast<float>(planes.entries.twice_mid[e])));
       hn::StoreU(hn::MulAdd(x, hn::Set(d, f), hn::LoadU(d, at)), d, at);
     };
     const auto byte = hn::Set(du, 255u);

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <utility>
 
+#include "attention/fold-inl.h"
 #include "attention/grid-inl.h"
 #include "codec/layout.h"
 #include "cpu/convert.h"
@@ -45,29 +46,30 @@ HWY_NOINLINE void VHalves(const Layer& layer, const Page& page, std::uint32_t he
   }
 }
 
-// A page of one head, kKPlanes, ready to be multiplied. Entries are padded to a multiple of 16 with
-// ones of factor 0.
+// A page of one head, kKPlanes, ready to be multiplied.
 struct KPlanes {
   codec::Planes* planes;
-  std::uint8_t* codes;      // [entries / 4][rows][4]
-  float* factor;            // [entries] scale * 2^shift, over 2^kUp
-  std::int32_t* channel;    // [entries]
-  std::int32_t* twice_mid;  // [entries] twice the middle of the plane's codes
-  std::uint8_t* width;      // [dim up to 32] bits of each channel
+  std::uint8_t* codes;  // [entries / 4][rows][4]
+  Entries entries;
+  float* factor;        // [entries] PlaneFactors, where asked for
+  std::uint8_t* width;  // [dim up to 32] bits of each channel
 
   KPlanes() = default;
   KPlanes(Arena& arena, const Layer& layer) {
     const std::uint32_t n = MaxEntries(layer);
     planes = arena.Take<codec::Planes>(1);
     codes = arena.Take<std::uint8_t>(std::size_t{n} * layer.page_size);
+    entries.channel = arena.Take<std::uint16_t>(n);
+    entries.above = arena.Take<std::int16_t>(n);
+    entries.half = arena.Take<std::int16_t>(n);
+    entries.twice_mid = arena.Take<std::int16_t>(n);
     factor = arena.Take<float>(n);
-    channel = arena.Take<std::int32_t>(n);
-    twice_mid = arena.Take<std::int32_t>(n);
     width = arena.Take<std::uint8_t>(RoundUp(layer.dim_k, 32));
   }
   // Three planes a channel, and a few that are cut in two.
-  static std::uint32_t MaxEntries(const Layer& layer) { return RoundUp(3 * layer.dim_k + 16, 16); }
+  static std::uint32_t MaxEntries(const Layer& layer) { return RoundUp(3 * layer.dim_k + 16, 32); }
   std::uint32_t n() const { return planes->total(); }
+  std::uint32_t n_padded() const { return RoundUp(n(), 32); }
 };
 
 // A code comes to lie at the top of four bits: as many bits of a query's product then mean as much
@@ -131,13 +133,12 @@ HWY_INLINE void UnpackList(const std::uint8_t* from, std::size_t bytes, std::uin
 HWY_INLINE void PackedPlanesOf(const std::uint8_t* width, const codec::PageShape& shape,
                                codec::Planes& planes) {
   codec::PlaneLists<std::uint8_t> lists;
-  const auto append = [&](int list, std::uint64_t mask, __m512i channel, __m512i shift) HWY_ATTR {
+  const auto append = [&](int list, std::uint64_t mask, __m512i channel, __m512i above) HWY_ATTR {
     std::uint32_t& n = lists.n[list];
     _mm512_storeu_si512(lists.channel[list] + n, _mm512_maskz_compress_epi8(mask, channel));
-    _mm512_storeu_si512(lists.shift[list] + n, _mm512_maskz_compress_epi8(mask, shift));
+    _mm512_storeu_si512(lists.above[list] + n, _mm512_maskz_compress_epi8(mask, above));
     n += static_cast<std::uint32_t>(__builtin_popcountll(mask));
   };
-  const __m512i zero = _mm512_setzero_si512();
   const auto byte = [](int x) HWY_ATTR { return _mm256_set1_epi8(static_cast<char>(x)); };
   const __m256i iota = _mm256_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16,
                                         17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31);
@@ -147,36 +148,41 @@ HWY_INLINE void PackedPlanesOf(const std::uint8_t* width, const codec::PageShape
     // Of 8 bits there are two planes of 4: a place for each channel's second behind its first.
     const __m512i twice = _mm512_or_si512(_mm512_cvtepu8_epi16(channel),
                                           _mm512_slli_epi16(_mm512_cvtepu8_epi16(channel), 8));
-    const __m512i up = _mm512_cvtepu8_epi16(_mm256_and_si256(_mm256_sub_epi8(w, byte(4)), byte(7)));
     const std::uint64_t first = _mm256_cmpge_epu8_mask(w, byte(4));
     const std::uint64_t second = _mm256_cmpeq_epi8_mask(w, byte(8));
     append(0, _pdep_u64(first, 0x5555'5555'5555'5555u) | _pdep_u64(second, 0xAAAA'AAAA'AAAA'AAAAu),
-           twice, up);
+           twice, _mm512_set1_epi16(4 << 8));
     append(1, _mm256_test_epi8_mask(w, byte(2)), _mm512_zextsi256_si512(channel),
-           _mm512_zextsi256_si512(_mm256_and_si256(w, byte(1))));
-    append(2, _mm256_test_epi8_mask(w, byte(1)), _mm512_zextsi256_si512(channel), zero);
+           _mm512_zextsi256_si512(_mm256_and_si256(w, byte(4))));
+    append(2, _mm256_test_epi8_mask(w, byte(1)), _mm512_zextsi256_si512(channel),
+           _mm512_zextsi256_si512(_mm256_and_si256(w, byte(6))));
   }
   codec::CutPlanes(lists, shape, planes);
 }
 #endif
 
-// out[i] = scale[channel[i]] * 2^shift[i], n a multiple of 16.
-HWY_INLINE void PlaneFactors(const float* scale, std::uint32_t dim, const std::int32_t* channel,
-                             const std::uint8_t* shift, std::uint32_t n, float* out) {
+// k.factor, of codes at the top of four bits: unit[channel] / 2^(4 + above).
+HWY_INLINE void PlaneFactors(const float* unit, std::uint32_t dim, const KPlanes& k) {
   const hn::ScalableTag<float> d;
   const hn::RebindToSigned<decltype(d)> di;
-  const hn::Rebind<std::uint8_t, decltype(d)> du8;
-  WithTable(scale, dim, [&](const auto& table) HWY_ATTR {
-    for (std::uint32_t e = 0; e < n; e += static_cast<std::uint32_t>(hn::Lanes(d))) {
-      const auto up = hn::PromoteTo(di, hn::LoadU(du8, shift + e));
-      hn::Store(TimesPowerOf2(d, table(hn::Load(di, channel + e)), up), d, out + e);
+  const hn::Rebind<std::uint16_t, decltype(d)> du16;
+  const hn::Rebind<std::int16_t, decltype(d)> di16;
+  const auto sixteenth = hn::Set(d, 1.0f / 16);
+  WithTable(unit, dim, [&](const auto& table) HWY_ATTR {
+    for (std::size_t e = 0; e < k.n_padded(); e += hn::Lanes(d)) {
+      const auto x =
+          hn::Mul(table(hn::PromoteTo(di, hn::Load(du16, k.entries.channel + e))), sixteenth);
+      const auto above = hn::PromoteTo(di, hn::Load(di16, k.entries.above + e));
+      // 0 stays 0.
+      const auto y = TimesPowerOf2(d, x, hn::Neg(above));
+      hn::Store(hn::IfThenZeroElse(hn::Eq(x, hn::Zero(d)), y), d, k.factor + e);
     }
   });
 }
 
-// `scale`: [dim], and k.width, from KPlanesGrid.
+// k.width: from KPlanesGrid.
 HWY_NOINLINE void UnpackK(const codec::PageShape& shape, const std::uint8_t* page,
-                          const float* scale, const KPlanes& k) {
+                          const KPlanes& k) {
 #if HWY_TARGET == HWY_AVX3_DL
   if (shape.dim <= 256) {
     PackedPlanesOf(k.width, shape, *k.planes);
@@ -197,23 +203,24 @@ HWY_NOINLINE void UnpackK(const codec::PageShape& shape, const std::uint8_t* pag
   list(std::integral_constant<int, 4>(), k.planes->n[0]);
   list(std::integral_constant<int, 2>(), k.planes->n[1]);
   list(std::integral_constant<int, 1>(), k.planes->n[2]);
-  const std::uint32_t n = k.n(), padded = RoundUp(n, 16);
-  std::fill(k.planes->channel + n, k.planes->channel + padded, std::uint16_t{0});
-  std::fill(k.planes->shift + n, k.planes->shift + padded, std::uint8_t{0});
-  const hn::ScalableTag<std::int32_t> di;
-  const hn::Rebind<std::uint16_t, decltype(di)> du16;
-  for (std::uint32_t e = 0; e < padded; e += static_cast<std::uint32_t>(hn::Lanes(di)))
-    hn::Store(hn::PromoteTo(di, hn::LoadU(du16, k.planes->channel + e)), di, k.channel + e);
-  PlaneFactors(scale, shape.dim, k.channel, k.planes->shift, padded, k.factor);
-  std::fill(k.factor + n, k.factor + padded, 0.0f);
-  float* factor = k.factor + k.planes->n[0];
-  for (std::uint32_t i = 0; i < k.planes->n[1]; ++i) *factor++ *= 1.0f / (1 << kUp<2>);
-  for (std::uint32_t i = 0; i < k.planes->n[2]; ++i) *factor++ *= 1.0f / (1 << kUp<1>);
-  std::int32_t* mid = k.twice_mid;
-  mid = std::fill_n(mid, k.planes->n[0], 15);
-  mid = std::fill_n(mid, k.planes->n[1], 3 << kUp<2>);
-  mid = std::fill_n(mid, k.planes->n[2], 1 << kUp<1>);
-  std::fill(mid, k.twice_mid + padded, 0);
+  const std::uint32_t n = k.n(), padded = k.n_padded();
+  const Entries& entries = k.entries;
+  std::copy_n(k.planes->channel, n, entries.channel);
+  std::fill(entries.channel + n, entries.channel + padded, std::uint16_t{0});
+  std::fill(k.planes->above + n, k.planes->above + padded, std::uint8_t{0});
+  const hn::ScalableTag<std::int16_t> d16;
+  const hn::Rebind<std::uint8_t, decltype(d16)> du8;
+  const auto one = hn::Set(d16, 1);
+  for (std::uint32_t e = 0; e < padded; e += static_cast<std::uint32_t>(hn::Lanes(d16))) {
+    const auto above = hn::PromoteTo(d16, hn::LoadU(du8, k.planes->above + e));
+    hn::Store(above, d16, entries.above + e);
+    hn::Store(hn::ShiftRight<1>(one << above), d16, entries.half + e);
+  }
+  std::int16_t* mid = entries.twice_mid;
+  mid = std::fill_n(mid, k.planes->n[0], std::int16_t{15});
+  mid = std::fill_n(mid, k.planes->n[1], std::int16_t{3 << kUp<2>});
+  mid = std::fill_n(mid, k.planes->n[2], std::int16_t{1 << kUp<1>});
+  std::fill(mid, entries.twice_mid + padded, std::int16_t{0});
 }
 
 // table[index] of each byte.

@@ -188,7 +188,8 @@ void DecodeRowK(Coding coding, const PageShape& shape, const std::uint8_t* page,
     for (std::uint32_t e = 0; e < planes.total(); ++e) {
       const Place at = PlanePlace(shape, planes, row, e);
       const std::uint32_t bits = (codes[at.byte] >> at.shift) & ((1u << PlaneBits(planes, e)) - 1);
-      planes_code[planes.channel[e]] += bits << planes.shift[e];
+      const std::uint32_t c = planes.channel[e];
+      planes_code[c] += bits << PlaneShift(planes, e, std::min(8u, KWidth(page, shape.dim, c)));
     }
   }
   for (std::uint32_t c = 0; c < shape.dim; ++c) {

@@ -84,9 +84,10 @@ inline void WritePlanes(const PageShape& shape, PlanesScratch& s, std::uint32_t 
   PlanesOf(out, shape, s.planes);
   std::uint8_t* codes = out + bytes.scales;
   for (std::uint32_t e = 0; e < s.planes.total(); ++e) {
-    const std::uint8_t* from = s.codes.data() + std::size_t{s.planes.channel[e]} * n;
-    const std::uint32_t shift = s.planes.shift[e], bits = PlaneBits(s.planes, e),
-                        mask = (1u << bits) - 1;
+    const std::uint32_t c = s.planes.channel[e];
+    const std::uint8_t* from = s.codes.data() + std::size_t{c} * n;
+    const std::uint32_t shift = PlaneShift(s.planes, e, s.grids[c].width),
+                        bits = PlaneBits(s.planes, e), mask = (1u << bits) - 1;
     std::uint8_t* to = codes + PlanePlace(shape, s.planes, 0, e).byte;
     // Powers of two all: no divisions in the loop.
     const std::uint32_t chunk = std::min(shape.rows, 128 / bits), side = chunk * bits / 8;

@@ -40,17 +40,17 @@ inline std::uint32_t KWidth(const std::uint8_t* page, std::uint32_t dim, std::ui
   return (page[2 * dim + channel / 2] >> (channel % 2 * 4)) & 15u;
 }
 
-// The planes of a page: code of channel[e] += plane e << shift[e]. First those of 4 bits, then of
-// 2, then of 1, each list in channel order as a width's binary digits say (8 is twice 4 bits),
-// highest bits first. So that each list is a whole number of groups of four, its last one to three
-// entries are cut into two of half as many bits, which end the next list; the sum of all being a
-// multiple of four, the last list comes out even.
+// The planes of a page: code of channel[e] += plane e << PlaneShift(planes, e, its width). First
+// those of 4 bits, then of 2, then of 1, each list in channel order as a width's binary digits say
+// (8 is twice 4 bits), highest bits first. So that each list is a whole number of groups of four,
+// its last one to three entries are cut into two of half as many bits, which end the next list; the
+// sum of all being a multiple of four, the last list comes out even.
 struct Planes {
-  static constexpr std::uint32_t kMax = (3 * kMaxDim + 16 + 15) / 16 * 16;
+  static constexpr std::uint32_t kMax = (3 * kMaxDim + 16 + 31) / 32 * 32;
   std::uint32_t n[3] = {};  // of 4, 2 and 1 bits
   std::uint32_t total() const { return n[0] + n[1] + n[2]; }
   std::uint16_t channel[kMax];
-  std::uint8_t shift[kMax];
+  std::uint8_t above[kMax];  // bits of the channel's code that lie above the plane
 };
 
 // The lists before the last entries are cut. Room for a vector more than there can be.
@@ -59,7 +59,7 @@ struct PlaneLists {
   static constexpr std::uint32_t kRoom = 2 * kMaxDim + 80;
   std::uint32_t n[3] = {};
   Channel channel[3][kRoom];
-  std::uint8_t shift[3][kRoom];
+  std::uint8_t above[3][kRoom];
 };
 
 template <class Channel>
@@ -68,10 +68,10 @@ inline void CutPlanes(PlaneLists<Channel>& lists, const PageShape& shape, Planes
     const std::uint32_t end = lists.n[list], bits = 4u >> list;
     lists.n[list] = end / 4 * 4;
     for (std::uint32_t e = lists.n[list]; e < end; ++e) {
-      for (const std::uint32_t up : {bits / 2, 0u}) {
+      for (const std::uint32_t down : {0u, bits / 2}) {
         std::uint32_t& to = lists.n[list + 1];
         lists.channel[list + 1][to] = lists.channel[list][e];
-        lists.shift[list + 1][to++] = static_cast<std::uint8_t>(lists.shift[list][e] + up);
+        lists.above[list + 1][to++] = static_cast<std::uint8_t>(lists.above[list][e] + down);
       }
     }
   }
@@ -82,7 +82,7 @@ inline void CutPlanes(PlaneLists<Channel>& lists, const PageShape& shape, Planes
     planes.n[list] = std::min(lists.n[list], left / bits) / 4 * 4;
     left -= planes.n[list] * bits;
     std::copy_n(lists.channel[list], planes.n[list], planes.channel + at);
-    std::copy_n(lists.shift[list], planes.n[list], planes.shift + at);
+    std::copy_n(lists.above[list], planes.n[list], planes.above + at);
     at += planes.n[list];
   }
 }
@@ -91,22 +91,22 @@ inline void PlanesOf(const std::uint8_t* page, const PageShape& shape, Planes& p
   // Every entry is written and counted only if it is one: widths are as good as random to a branch
   // predictor.
   PlaneLists<std::uint16_t> lists;
-  auto& [n, channel, shift] = lists;
+  auto& [n, channel, above] = lists;
   std::uint32_t n4 = 0, n2 = 0, n1 = 0;
   for (std::uint32_t c = 0; c < shape.dim; ++c) {
     const std::uint32_t w = std::min(8u, KWidth(page, shape.dim, c));
     const auto c16 = static_cast<std::uint16_t>(c);
     channel[0][n4] = c16;
-    shift[0][n4] = static_cast<std::uint8_t>((w - 4) & 7u);
+    above[0][n4] = 0;
     n4 += w >= 4;
     channel[0][n4] = c16;
-    shift[0][n4] = 0;
+    above[0][n4] = 4;
     n4 += w == 8;
     channel[1][n2] = c16;
-    shift[1][n2] = static_cast<std::uint8_t>(w & 1u);
+    above[1][n2] = static_cast<std::uint8_t>(w & 4u);
     n2 += (w >> 1) & 1u;
     channel[2][n1] = c16;
-    shift[2][n1] = 0;
+    above[2][n1] = static_cast<std::uint8_t>(w & 6u);
     n1 += w & 1u;
   }
   n[0] = n4;
@@ -133,6 +133,10 @@ inline Place PlanePlace(const PageShape& shape, const Planes& planes, std::uint3
 
 inline std::uint32_t PlaneBits(const Planes& planes, std::uint32_t entry) {
   return entry < planes.n[0] ? 4 : entry < planes.n[0] + planes.n[1] ? 2 : 1;
+}
+// `width`: that of its channel.
+inline std::uint32_t PlaneShift(const Planes& planes, std::uint32_t entry, std::uint32_t width) {
+  return width - PlaneBits(planes, entry) - planes.above[entry];
 }
 
 // ------------------------------------------------------------------------------- kVTrellis

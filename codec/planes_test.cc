@@ -90,9 +90,11 @@ TEST(Planes, CoverThePageExactly) {
         PlanesOf(page.data(), shape, planes);
         std::vector<int> bits(dim);  // by channel, as a set
         for (std::uint32_t e = 0; e < planes.total(); ++e) {
-          const int mask = ((1 << PlaneBits(planes, e)) - 1) << planes.shift[e];
-          EXPECT_EQ(bits[planes.channel[e]] & mask, 0);
-          bits[planes.channel[e]] |= mask;
+          const std::uint32_t c = planes.channel[e];
+          const int mask = ((1 << PlaneBits(planes, e)) - 1)
+                           << PlaneShift(planes, e, KWidth(page.data(), dim, c));
+          EXPECT_EQ(bits[c] & mask, 0);
+          bits[c] |= mask;
         }
         for (std::uint32_t c = 0; c < dim; ++c)
           ASSERT_EQ(bits[c], (1 << KWidth(page.data(), dim, c)) - 1) << c;
