@@ -14,7 +14,8 @@ namespace {
 constexpr const char* kSpeed = "bench speed";
 constexpr const char* kSpeedFooter = R"(
 All caches are measured in turns, so a busy machine slows all of them; t/s is the median of the
-repetitions, the ratio that of the same turns. What it needs is memory for all caches at once.
+repetitions, the ratio that of the same turns. What it needs is memory for all caches at once. One
+cache is filled to a depth, the others get its saved state where theirs is of the same type.
 
 Examples:
   kvtamp bench speed -m model.gguf
