@@ -113,11 +113,11 @@ HWY_INLINE void StoreFolded(hn::Vec<hn::ScalableTag<std::int32_t>> x, std::size_
 }
 
 // For each head: a[h][i] * b[i], i < n (a multiple of 16), as integers of at most `limit` in
-// magnitude; the vector is step[h] times those. For K also dot[h] = a[h] . centre and the sum of
-// the integers.
-template <int kHeads, bool kIsK>
-HWY_INLINE void Fold(const float* const* a, const float* b, const float* centre, std::size_t n,
-                     std::uint8_t* const* out, float* step, float* dot, std::int32_t* sum) {
+// magnitude, a vector of them at a time to store(h, i, integers); the vector is step[h] times
+// those. For K also dot[h] = a[h] . centre and the sum of the integers.
+template <int kHeads, bool kIsK, class Store>
+HWY_INLINE void FoldTo(const float* const* a, const float* b, const float* centre, std::size_t n,
+                       float* step, float* dot, std::int32_t* sum, const Store& store) {
   const hn::ScalableTag<float> d;
   const hn::ScalableTag<std::int32_t> di;
   const std::size_t lanes = hn::Lanes(d);
@@ -146,17 +146,26 @@ HWY_INLINE void Fold(const float* const* a, const float* b, const float* centre,
   }
   hn::Vec<decltype(di)> sums[kHeads];
   for (int h = 0; h < kHeads; ++h) sums[h] = hn::Zero(di);
-  const bool bytes = FoldsToBytes();
   for (std::size_t i = 0; i < n; i += lanes) {
     const auto scale = hn::Load(d, b + i);
     for (int h = 0; h < kHeads; ++h) {
       // Two roundings on every instruction set: the integers must not depend on it.
       const auto x = ToInt(d, hn::Mul(hn::Mul(hn::Load(d, a[h] + i), scale), inverse[h]));
       if (kIsK) sums[h] = hn::Add(sums[h], x);
-      StoreFolded<kIsK>(x, i, bytes, out[h]);
+      store(h, i, x);
     }
   }
   if (kIsK) Reduce4<kHeads>(di, SumOp(), sums, sum);
+}
+
+// The same, as a folded vector.
+template <int kHeads, bool kIsK>
+HWY_INLINE void Fold(const float* const* a, const float* b, const float* centre, std::size_t n,
+                     std::uint8_t* const* out, float* step, float* dot, std::int32_t* sum) {
+  const bool bytes = FoldsToBytes();
+  FoldTo<kHeads, kIsK>(a, b, centre, n, step, dot, sum,
+                       [&](int h, std::size_t i, hn::Vec<hn::ScalableTag<std::int32_t>> x)
+                           HWY_ATTR { StoreFolded<kIsK>(x, i, bytes, out[h]); });
 }
 
 // The planes of a page as they are met by a folded query, padded to a multiple of 32 by such as add
@@ -216,58 +225,35 @@ HWY_INLINE void FoldEntryWords(const Entries& e, std::size_t n, const std::int16
 }
 #endif
 
-// Folds K's planes: for each head x_c = a[h][c] * unit[c] as integers, the largest kMaxFoldedK, and
-// of each entry what its plane is of that, x_c / 2^above. The vector of entries is step[h] times
-// those. dot[h] = a[h] . centre; sum[h]: of the entries' integers times twice_mid. dim is a
-// multiple of 16, n of 32; by_channel: [kHeads][dim up to 64] scratch.
+// Folds K's planes: for each head x_c = a[h][c] * unit[c] as integers, and of each entry what its
+// plane is of that, x_c / 2^above. The vector of entries is step[h] times those. dot[h] = a[h] .
+// centre; sum[h]: of the entries' integers times twice_mid. dim is a multiple of 16, n of 32;
+// by_channel: [kHeads][dim up to 64] scratch.
 template <int kHeads>
 HWY_INLINE void FoldEntries(const float* const* a, const float* unit, const float* centre,
                             std::size_t dim, const Entries& entries, std::size_t n,
                             std::int32_t* by_channel, std::uint8_t* const* out, float* step,
                             float* dot, std::int32_t* sum) {
-  const hn::ScalableTag<float> d;
   const hn::ScalableTag<std::int32_t> di;
-  const std::size_t lanes = hn::Lanes(d), stride = RoundUp(static_cast<std::uint32_t>(dim), 64);
+  const std::size_t lanes = hn::Lanes(di), stride = RoundUp(static_cast<std::uint32_t>(dim), 64);
 #if HWY_TARGET == HWY_AVX3_DL
   const bool words = dim <= kMaxWordDim;
   auto* as_words = reinterpret_cast<std::int16_t*>(by_channel);
 #endif
-  hn::Vec<decltype(d)> max[kHeads], dots[kHeads];
-  for (int h = 0; h < kHeads; ++h) max[h] = dots[h] = hn::Zero(d);
-  for (std::size_t c = 0; c < dim; c += lanes) {
-    const auto scale = hn::Load(d, unit + c), mid = hn::Load(d, centre + c);
-    for (int h = 0; h < kHeads; ++h) {
-      const auto x = hn::Load(d, a[h] + c);
-      max[h] = hn::Max(max[h], hn::Abs(hn::Mul(x, scale)));
-      dots[h] = hn::MulAdd(x, mid, dots[h]);
-    }
-  }
-  float top[4];
-  Reduce4<kHeads>(d, MaxOp(), max, top);
-  Reduce4<kHeads>(d, SumOp(), dots, dot);
-  hn::Vec<decltype(d)> inverse[kHeads];
-  for (int h = 0; h < kHeads; ++h) {
-    const bool some = top[h] > 1e-30f;
-    inverse[h] = hn::Set(d, some ? kMaxFoldedK / top[h] : 0.0f);
-    // A code at the top of four bits is a sixteenth of the channel's range.
-    step[h] = some ? top[h] * (1.0f / (16 * kMaxFoldedK)) : 0.0f;
-  }
-  for (std::size_t c = 0; c < dim; c += lanes) {
-    const auto scale = hn::Load(d, unit + c);
-    for (int h = 0; h < kHeads; ++h) {
-      // Two roundings on every instruction set: the integers must not depend on it.
-      const auto x = ToInt(d, hn::Mul(hn::Mul(hn::Load(d, a[h] + c), scale), inverse[h]));
-      const std::size_t at = static_cast<std::size_t>(h) * stride + c;
+  FoldTo<kHeads, true>(a, unit, centre, dim, step, dot, sum,
+                       [&](int h, std::size_t c, hn::Vec<decltype(di)> x) HWY_ATTR {
+                         const std::size_t at = static_cast<std::size_t>(h) * stride + c;
 #if HWY_TARGET == HWY_AVX3_DL
-      if (words) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(as_words + at),
-                            _mm512_cvtepi32_epi16(x.raw));
-        continue;
-      }
+                         if (words) {
+                           _mm256_storeu_si256(reinterpret_cast<__m256i*>(as_words + at),
+                                               _mm512_cvtepi32_epi16(x.raw));
+                           return;
+                         }
 #endif
-      hn::Store(x, di, by_channel + at);
-    }
-  }
+                         hn::Store(x, di, by_channel + at);
+                       });
+  // A code at the top of four bits is a sixteenth of the channel's range.
+  for (int h = 0; h < kHeads; ++h) step[h] *= 1.0f / 16;
 #if HWY_TARGET == HWY_AVX3_DL
   if (dim <= 64) return FoldEntryWords<kHeads, 1>(entries, n, as_words, stride, out, sum);
   if (dim <= 128) return FoldEntryWords<kHeads, 2>(entries, n, as_words, stride, out, sum);

@@ -74,7 +74,11 @@ def tail(text, n=25):
     return "\n".join(text.splitlines()[-n:])
 
 
-def run(command, env=None, limit=120, stdin=None, cwd=None):
+# Seconds until a program is taken to hang. It says nothing of speed: machines may be slow, and busy.
+LIMIT = 600
+
+
+def run(command, env=None, limit=LIMIT, stdin=None, cwd=None):
     """Runs a command to its end. A program that ends by a signal, or not at all, fails the test."""
     process = subprocess.Popen([str(word) for word in command], env=env, text=True,
                                errors="replace", stdin=stdin or subprocess.DEVNULL, cwd=cwd,
@@ -102,14 +106,14 @@ class Programs:
     def with_model(self, model):
         return dataclasses.replace(self, model=model)
 
-    def run(self, program, *args, cache, ok=True, limit=120, **settings):
+    def run(self, program, *args, cache, ok=True, limit=LIMIT, **settings):
         """A stock program with the model. `settings`: variables, None to unset one."""
         result = run([self.llama / program, "-m", self.model, "-t", THREADS, *args],
                      env=environment(self.plugin, cache, settings), limit=limit)
         assert not ok or result.code == 0, f"{program} exited with {result.code}:\n{tail(result.err)}"
         return result
 
-    def run_test(self, program, *args, cache, ok=True, limit=300, cwd=None, **settings):
+    def run_test(self, program, *args, cache, ok=True, limit=LIMIT, cwd=None, **settings):
         """One of the host's own tests, which has options of its own and may load no backends itself."""
         settings["LD_PRELOAD"] = self.plugin.with_name("libkvtamp_preload.so")
         result = run([self.llama / program, *args], env=environment(self.plugin, cache, settings),
@@ -145,7 +149,7 @@ class Server:
                                             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                             start_new_session=True, preexec_fn=die_with_parent)
         try:
-            self.wait_until_ready(limit=120)
+            self.wait_until_ready(limit=LIMIT)
         except BaseException:
             self.kill()
             raise
@@ -193,7 +197,7 @@ class Server:
     def post(self, path, body):
         return self.request(path, json.dumps(body).encode())
 
-    def request(self, path, data, limit=600):
+    def request(self, path, data, limit=LIMIT):
         """(status, parsed JSON); an HTTP error is an answer too."""
         request = urllib.request.Request(self.url + path, data,
                                          {"Content-Type": "application/json"} if data else {})
@@ -212,7 +216,7 @@ class Server:
         assert status == 200, f"HTTP {status}: {answer}\n{tail(self.log())}"
         return answer
 
-    def follow(self, prompt, n, limit=600, **body):
+    def follow(self, prompt, n, limit=LIMIT, **body):
         """A greedy answer of exactly n tokens with what each was chosen from; see Step."""
         status, answer = self.request("/completion", json.dumps({
             "prompt": prompt, "n_predict": n, "temperature": 0, "ignore_eos": True, "n_probs": 16,

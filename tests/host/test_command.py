@@ -11,7 +11,7 @@ PROMPT = "The capital of France is"
 BYTES_PER_TOKEN = 30 * 3 * 64 * 2 * 2  # layers, KV heads, head size, K and V, f16
 
 
-def kvtamp(programs, *args, limit=120, **settings):
+def kvtamp(programs, *args, limit=host.LIMIT, **settings):
     # As a user's shell: nothing of what `run` sets is there yet.
     env = host.environment(programs.plugin, HOST, {"LLAMA_ARG_FLASH_ATTN": None, **settings})
     return host.run([programs.command, *args], env=env, limit=limit)

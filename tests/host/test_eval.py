@@ -24,7 +24,7 @@ def command(programs, *args):
 
 def evaluate(programs, *args, code=0):
     result = host.run(command(programs, "-q", "-o", "json", *args),
-                      env=host.environment(programs.plugin, host.HOST, {}), limit=600)
+                      env=host.environment(programs.plugin, host.HOST, {}), limit=host.LIMIT)
     assert result.code == code, result.out + result.err
     return json.loads(result.out) if result.out else result.err
 

@@ -16,7 +16,7 @@ def subject(request, other_model):
     """A model and what it answers through the host's own cache."""
     programs = other_model(request.param)
     prompt = host.question(6000, "48213")  # longer than Gemma's window of 512
-    return programs, prompt, programs.complete(prompt, 32, cache=HOST, limit=300).out
+    return programs, prompt, programs.complete(prompt, 32, cache=HOST).out
 
 
 def test_the_host_alone_recalls(subject):
@@ -25,14 +25,14 @@ def test_the_host_alone_recalls(subject):
 
 def test_f16_gives_the_text_of_the_host(subject):
     programs, prompt, reference = subject
-    text = programs.complete(prompt, 32, cache="f16", limit=300).out
+    text = programs.complete(prompt, 32, cache="f16").out
     assert host.same_words(text, reference) >= 12, f"{text!r}\n{reference!r}"
 
 
 def test_default_recalls(subject, tmp_path):
     programs, prompt, reference = subject
     stats = tmp_path / "stats.json"
-    text = programs.complete(prompt, 32, cache=DEFAULT, limit=300, KVTAMP_STATS=stats).out
+    text = programs.complete(prompt, 32, cache=DEFAULT, KVTAMP_STATS=stats).out
     assert text.strip().startswith("48213"), text
     assert host.distinct_share(text) >= 0.7 * host.distinct_share(reference), text
     stats = json.loads(stats.read_text())

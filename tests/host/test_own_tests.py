@@ -38,7 +38,7 @@ def test_thread_safety(programs, cache):
 # debug.accept_ops. K and V there bear other names than a cache's: they run on plain memory of ours,
 # through ggml's own code. A part of the cases only; all of them: scripts/pytest tests/host -m whole
 
-def backend_ops(programs, op, *args, limit=300):
+def backend_ops(programs, op, *args, limit=host.LIMIT):
     result = programs.run_test("test-backend-ops", "test", "-b", "KVTAMP", "-o", op, *args, cache="f16",
                                limit=limit, KVTAMP_DEBUG_ACCEPT_OPS=1)
     passed, total = map(int, re.search(r"(\d+)/(\d+) tests passed", result.out).groups())
