@@ -195,6 +195,7 @@ Result<ModelLayout> ReadLayout(const std::string& gguf) {
       const std::uint32_t rows_v = file.Rows(blk + "attn_v.weight");
       if (rows_k > 0 && rows_k % heads == 0) layer.head_size_k = rows_k / heads;
       if (rows_v > 0 && rows_v % heads == 0) layer.head_size_v = rows_v / heads;
+      if (model.architecture == "deepseek4") layer.head_size_v = 0;  // a key is its value
     }
     layer.why_plain = WhyPlain(file, model.architecture, blk);
     if (std::max(layer.elements_k(), layer.elements_v()) > kMaxRow)

@@ -148,6 +148,7 @@ TEST(Layout, WhatTheHostAttendsItself) {
   });
   ModelLayout model = sparse.Read();
   ASSERT_EQ(model.layers.size(), 3u);
+  EXPECT_EQ(model.layers[0].head_size_v, 0u);
   EXPECT_EQ(model.layers[0].why_plain, "");
   EXPECT_NE(model.layers[1].why_plain.find("sparse"), std::string::npos);
   EXPECT_NE(model.layers[2].why_plain.find("sparse"), std::string::npos);
