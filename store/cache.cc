@@ -42,6 +42,7 @@ Status Cache::AddLayer(std::uint32_t layer, std::uint32_t n_embd_k, std::uint32_
   l.shape.page_size = options_.page_size;
   l.shape.n_sink = options_.n_sink;
   l.shape.residual_length = options_.residual_length;
+  l.shape.hollow = options_.hollow;
   l.streams.resize(n_streams_);
   for (auto& s : l.streams) s = std::make_unique<Stream>(l.shape, allocator_);
   return Status::Ok();
@@ -199,10 +200,11 @@ Status Cache::Write(std::uint32_t layer, Side side, std::span<const std::uint64_
   for (std::size_t i = 0; i < cells.size(); ++i) {
     if (cells[i] >= std::uint64_t{n_cells_} * n_streams_)
       return Status::Invalid("cell " + std::to_string(cells[i]) + " is outside the cache");
-    const half_t* row = rows + i * stride;
     const auto cell = static_cast<std::uint32_t>(cells[i] % n_cells_);
     auto place = StreamOf(*l, cells[i]).Place(side, cell, sight, i);
     if (!place.ok()) return place.status();
+    if (options_.hollow) continue;
+    const half_t* row = rows + i * stride;
     std::memcpy(place.value(), row, l->shape.n_embd(side) * sizeof(half_t));
     const bool finite = std::all_of(row, row + l->shape.n_embd(side),
                                     [](half_t h) { return (h & 0x7C00) != 0x7C00; });
@@ -491,6 +493,9 @@ CacheBytes Cache::bytes() {
         lb.logical[side] +=
             b.live_rows * (side == 0 ? l.shape.n_embd_k : l.shape.n_embd_v) * sizeof(half_t);
       }
+      lb.sum.sinks += b.sinks;
+      lb.sum.window += b.window;
+      lb.sum.filling += b.filling;
       lb.sum.slack += b.slack;
       lb.sum.index += b.index + sizeof(Stream);
       lb.sum.n_open += b.n_open;

@@ -33,6 +33,9 @@ struct Options {
   std::uint32_t residual_length = 64;
   bool int8_window = false;     // full pages of the recent window are int8, else f16
   std::uint32_t top_pages = 0;  // attention::Params
+  // For counting bytes alone: halves may be null and are not looked at, pages are sealed without
+  // being encoded, all reads as zeros. Bytes come out as ever, next to none of them resident.
+  bool hollow = false;
 };
 
 // One layer's share of a snapshot.

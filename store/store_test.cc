@@ -57,6 +57,52 @@ TEST_F(CacheTest, AFullPageIsInt8UntilItLeavesTheRecentWindow) {
   }
 }
 
+// A hollow store counts what a real one does, through overwritten cells and pages made one.
+TEST(Hollow, TakesTheSameBytes) {
+  for (const char* type : {"f16", "k8v8", "k4v4", "k2v2"}) {
+    CacheBytes bytes[2];
+    for (const bool hollow : {false, true}) {
+      Options options;
+      options.hollow = hollow;
+      constexpr std::uint32_t kCells = 640;
+      Cache cache(options, 2, kCells);
+      ASSERT_TRUE(cache.AddLayer(0, kEmbd, kEmbd, Type(type)).ok());
+      ASSERT_TRUE(cache.SetHeads(0, kHeads).ok());
+      Rows rows(1);
+      SerialExecutor executor;
+      for (std::uint64_t t = 0; t < 1500; ++t) {
+        // Round and round in one stream, and now and then a token of another.
+        const std::uint64_t cell = t % 5 == 4 ? kCells + t / 5 : (t * 7 / 5) % kCells;
+        const auto row = rows.Next();
+        for (const Side side : {Side::kK, Side::kV})
+          ASSERT_TRUE(
+              cache.Write(0, side, std::span(&cell, 1), hollow ? nullptr : row.data(), kEmbd).ok());
+        ASSERT_TRUE(cache.Maintain(0, executor).ok());
+      }
+      bytes[hollow] = cache.bytes();
+    }
+    const StreamBytes &real = bytes[0].layers[0].sum, &hollow = bytes[1].layers[0].sum;
+    for (int side = 0; side < 2; ++side) {
+      EXPECT_EQ(real.coded[side], hollow.coded[side]) << type;
+      EXPECT_EQ(real.scales[side], hollow.scales[side]) << type;
+      EXPECT_EQ(real.open[side], hollow.open[side]) << type;
+    }
+    EXPECT_EQ(real.sinks, hollow.sinks) << type;
+    EXPECT_EQ(real.window, hollow.window) << type;
+    EXPECT_EQ(real.filling, hollow.filling) << type;
+    EXPECT_EQ(real.slack, hollow.slack) << type;
+    EXPECT_EQ(real.index, hollow.index) << type;
+    EXPECT_EQ(real.live_rows, hollow.live_rows) << type;
+    EXPECT_EQ(real.dead_rows, hollow.dead_rows) << type;
+    EXPECT_EQ(bytes[0].allocator_slack, bytes[1].allocator_slack) << type;
+    EXPECT_EQ(real.dead_rows > 0, std::string(type) != "f16") << type;
+    EXPECT_EQ(real.sinks > 0, real.coded[0] > 0) << type;
+    // A window of 64 rows of each stream, and less than a page that is being filled.
+    EXPECT_GE(real.window + real.filling, 2u * 64 * kEmbd * 4) << type;
+    EXPECT_LT(real.filling, 2u * 64 * kEmbd * 4) << type;
+  }
+}
+
 // int8 between costs little: what is coded from it is nearly what would be coded from the rows.
 TEST_F(CacheTest, FinalWidthsFromInt8LoseLittle) {
   double error[2] = {};

@@ -155,8 +155,10 @@ Status Stream::EnsureF16(Page& p, Side side, std::uint32_t row) {
     }
     b.SetF16(new (mask) RowMask);
   }
-  if (b.data != nullptr) std::memcpy(data, b.data, b.bytes);
-  std::memset(data + b.bytes, 0, bytes - b.bytes);  // a row never written reads as zeros
+  if (!shape_.hollow) {
+    if (b.data != nullptr) std::memcpy(data, b.data, b.bytes);
+    std::memset(data + b.bytes, 0, bytes - b.bytes);  // a row never written reads as zeros
+  }
   alloc_.Free(b.data, b.bytes);
   b.data = data;
   b.bytes = static_cast<std::uint32_t>(bytes);
@@ -386,6 +388,10 @@ void Stream::DecodeHead(const Block& b, Side side, std::uint32_t h, std::uint32_
 void Stream::ReadRow(const Page& p, Side side, std::uint32_t row, half_t* out) const {
   const Block& b = p.side(side);
   const std::uint32_t n_embd = shape_.n_embd(side);
+  if (shape_.hollow) {
+    std::memset(out, 0, n_embd * sizeof(half_t));
+    return;
+  }
   if (!b.coded()) {
     std::memcpy(out, page::F16Row(b, n_embd, row), n_embd * sizeof(half_t));
     return;
@@ -547,9 +553,14 @@ StreamBytes Stream::bytes() const {
       if (b.data == nullptr) continue;
       const int s = static_cast<int>(side);
       std::uint64_t useful = 0;
+      std::uint64_t* early = p.pinned                     ? &out.sinks
+                             : p.state == State::kOpen    ? &out.filling
+                             : p.state == State::kSettled ? &out.window
+                                                          : nullptr;
       if (!b.coded()) {
         useful = live * shape_.n_embd(side) * 2;
         out.open[s] += useful;
+        if (early != nullptr) *early += useful;
       } else {
         // What several streams own is counted once, by parts.
         const std::uint32_t owners = alloc_.owners(b.data);
@@ -558,6 +569,7 @@ StreamBytes Stream::bytes() const {
         const std::uint64_t scales = b.layout()->scales / owners;
         out.coded[s] += codes;
         out.scales[s] += scales;
+        if (early != nullptr) *early += codes + scales;
         out.slack += b.bytes / owners - codes - scales;
         continue;
       }

@@ -32,7 +32,8 @@ struct LayerShape {
   std::uint32_t page_size = 64;
   std::uint32_t n_sink = 4;
   std::uint32_t residual_length = 64;
-  codec::Format k, v;  // resolved for the head sizes once those are known
+  bool hollow = false;  // Options::hollow
+  codec::Format k, v;   // resolved for the head sizes once those are known
   // How coded sides lie, by codec::Side: for good, and while in the recent window. Without heads:
   // they stay f16. The two may be one. Their addresses must not change once rows are written.
   std::shared_ptr<const codec::SideLayout> final[2], window[2];
@@ -61,6 +62,8 @@ struct LayerShape {
 // Bytes and pages of a stream, by what they are for (control/stats.h adds them up).
 struct StreamBytes {
   std::uint64_t coded[2] = {}, scales[2] = {}, open[2] = {};  // by codec::Side
+  // Of those, what is not in its final format: pinned rows, full pages, pages being filled.
+  std::uint64_t sinks = 0, window = 0, filling = 0;
   std::uint64_t slack = 0, index = 0;
   std::uint64_t n_open = 0, n_settled = 0, n_sealed = 0;
   std::uint64_t live_rows = 0, dead_rows = 0;

@@ -93,6 +93,7 @@ void Stream::EncodeRows(Side side, const codec::SideLayout::Head& to, std::uint3
 }
 
 void Stream::EncodeHead(const SealTask& task, std::uint32_t head) const {
+  if (shape_.hollow) return;
   const Page& p = *pages_[task.page];
   const Block& b = p.side(task.side);
   const codec::SideLayout::Head& to = task.to->heads[head];

@@ -157,8 +157,10 @@ control::Overrides SettingFlags::overrides() const {
   return overrides;
 }
 
-Result<control::Settings> SettingFlags::Load() const {
-  return control::LoadSettings(overrides(), control::ProcessEnvironment(), config_);
+Result<control::Settings> SettingFlags::Load(const control::Overrides& more) const {
+  control::Overrides all = overrides();
+  all.insert(all.end(), more.begin(), more.end());
+  return control::LoadSettings(all, control::ProcessEnvironment(), config_);
 }
 
 void SettingFlags::Export(const control::Settings& settings) const {

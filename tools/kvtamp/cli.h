@@ -47,8 +47,9 @@ class SettingFlags {
   void AddTo(CLI::App& app, std::string_view prefix = "");
   control::Overrides overrides() const;
 
-  // Merges flags, environment and file.
-  Result<control::Settings> Load() const;
+  // Merges flags, environment and file; `more` are flags that nobody gave.
+  Result<control::Settings> Load(const control::Overrides& more = {}) const;
+  const std::string& config_file() const { return config_; }
   // Writes what the flags say into this process's environment, so that a plug-in loaded here or in
   // a program started from here reads the same settings. `settings` is what Load() gave.
   void Export(const control::Settings& settings) const;

@@ -24,6 +24,7 @@ int BenchSpeedMain(const Args& args);
 int ErrorsMain(const Args& args);
 int EvalMain(const Args& args);
 int FormatsMain(const Args& args);
+int PlanMain(const Args& args);
 int SensitivityMain(const Args& args);
 
 }  // namespace kvtamp::tool

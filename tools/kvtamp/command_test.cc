@@ -60,7 +60,7 @@ TEST(Command, HelpAndVersion) {
   const Outcome version = Kvtamp("--version");
   EXPECT_EQ(version.code, 0);
   EXPECT_NE(version.out.find("ggml"), std::string::npos);
-  for (const char* command : {"run", "doctor", "eval", "formats"}) {
+  for (const char* command : {"run", "plan", "doctor", "eval", "formats"}) {
     const Outcome help = Kvtamp(std::string("help ") + command);
     EXPECT_EQ(help.code, 0) << command;
     EXPECT_NE(help.out.find("Examples:"), std::string::npos) << command;
@@ -72,6 +72,26 @@ TEST(Command, Mistakes) {
   ExpectOneLine(Kvtamp("formats --outptu json"), 2, "did you mean --output?");
   ExpectOneLine(Kvtamp("formats -o yaml"), 2, "yaml");
   ExpectOneLine(Kvtamp("formats", "KVTAMP_CACHE_TYP=f16"), 2, "did you mean KVTAMP_CACHE_TYPE?");
+}
+
+TEST(Command, MistakesOfPlan) {
+  ExpectOneLine(Kvtamp("plan"), 2, "--model");
+  ExpectOneLine(Kvtamp("plan /nonexistent.gguf"), 1, "No such file");
+  ExpectOneLine(Kvtamp("plan /etc/passwd"), 1, "not a GGUF file");
+  ExpectOneLine(Kvtamp("plan /"), 1, "is a folder");
+  ExpectOneLine(Kvtamp("plan a.gguf b.gguf"), 2, "b.gguf");
+  for (const auto& [budget, says] : {std::pair{"4", "say 4MiB, 4GiB"},
+                                     {"4GB", "say GiB"},
+                                     {"-1", "has no unit"},
+                                     {"0%", "no memory"},
+                                     {"1e3", "no unit e3"}})
+    ExpectOneLine(Kvtamp(std::string("plan a.gguf --budget=") + budget), 2, says);
+  for (const char* ctx : {"0", "-1", "9223372036854775808", "1073741825", "8k"})
+    ExpectOneLine(Kvtamp(std::string("plan a.gguf --ctx=") + ctx), 2, "--ctx");
+  for (const char* users : {"0", "257", "-1"})
+    ExpectOneLine(Kvtamp(std::string("plan a.gguf --users=") + users), 2, "--users");
+  ExpectOneLine(Kvtamp("plan a.gguf --cache k4v9"), 2, "k4v9");
+  ExpectOneLine(Kvtamp("plan a.gguf --budgte 4GiB"), 2, "did you mean --budget?");
 }
 
 TEST(Command, FormatsAsJson) {

@@ -10,9 +10,7 @@
 
 #include "base/version.h"
 #include "control/stats.h"
-#include "control/store_options.h"
 #include "cpu/cpu.h"
-#include "store/cache.h"
 #include "tools/kvtamp/amx.h"
 #include "tools/kvtamp/cli.h"
 #include "tools/kvtamp/environment.h"
@@ -20,6 +18,7 @@
 #include "tools/kvtamp/layout.h"
 #include "tools/kvtamp/plugin.h"
 #include "tools/kvtamp/run_plan.h"
+#include "tools/kvtamp/stored_size.h"
 
 namespace kvtamp::tool {
 namespace {
@@ -179,18 +178,6 @@ Result<double> CodedBytes(const LayerLayout& layer, const codec::Pair& type,
   return bits / 8;
 }
 
-// Why the store cannot hold a layer, in the words of the load; empty if it can.
-std::string WhyNotStored(const LayerLayout& layer, const codec::Pair& type,
-                         const control::Settings& settings) {
-  store::Cache cache(control::StoreOptions(settings), 1, settings.page_size);
-  Status s = cache.AddLayer(layer.layer, static_cast<std::uint32_t>(layer.elements_k()),
-                            static_cast<std::uint32_t>(layer.elements_v()), type);
-  if (s.ok()) s = cache.SetHeads(layer.layer, layer.n_head_kv);
-  const std::string prefix = "layer " + std::to_string(layer.layer) + ": ";
-  return s.ok() || !s.message().starts_with(prefix) ? s.message()
-                                                    : s.message().substr(prefix.size());
-}
-
 Json CheckModel(const std::string& file, const control::Settings* settings, Report& report) {
   const Result<ModelLayout> read = ReadLayout(file);
   if (!read.ok()) {
@@ -211,7 +198,7 @@ Json CheckModel(const std::string& file, const control::Settings* settings, Repo
     report.Add("model.cache", Verdict::kWarn,
                model.causal
                    ? "no layer has attention: there is no K/V cache, nothing will be compressed"
-                   : "an encoder: it keeps no K/V cache, nothing will be compressed");
+                   : "an encoder, or the like: it keeps no K/V cache, nothing will be compressed");
     return j;
   }
 
@@ -231,7 +218,7 @@ Json CheckModel(const std::string& file, const control::Settings* settings, Repo
         settings == nullptr ? codec::Pair{} : settings->TypeOfLayer(layer.layer);
     const double f16 = 2.0 * static_cast<double>(layer.elements_k() + layer.elements_v());
     std::string why = layer.why_plain;
-    if (why.empty() && settings != nullptr) why = WhyNotStored(layer, type, *settings);
+    if (why.empty() && settings != nullptr) why = WhyNotStored(layer, *settings);
     const bool stored = why.empty();
     const Result<double> bytes =
         stored ? CodedBytes(layer, type, settings == nullptr ? 64 : settings->page_size) : f16;

@@ -1,6 +1,7 @@
 // The shape of a model's cache, read from a GGUF file's metadata and tensor list alone (no weights
-// are read, no model is loaded). What the host decides only at run time (which layers slide, for
-// models whose file does not say) is marked as not known rather than guessed.
+// are read, no model is loaded; a split file is given by any of its parts). What the host decides
+// only at run time (which layers slide, for models whose file does not say) is marked as not known
+// rather than guessed.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +25,8 @@ struct LayerLayout {
 };
 
 struct ModelLayout {
+  std::string path;  // what to pass to the host: the first of a split file's parts
+  std::vector<std::string> cut_short;  // files that end before their weights do
   std::string name;
   std::string architecture;
   std::uint32_t n_ctx_train = 0;
@@ -33,8 +36,9 @@ struct ModelLayout {
   bool swa_known = true;     // false: some layers slide, the file does not say which
   bool mla = false;
   std::uint32_t n_recurrent = 0;    // layers with recurrent state
+  std::uint64_t state_bytes = 0;    // of that, for each sequence
   std::uint32_t n_shared = 0;       // layers that read another layer's K/V
-  bool causal = true;               // false: an encoder
+  bool causal = true;               // false: an encoder, or the like: it keeps no cache
   std::vector<LayerLayout> layers;  // those with K/V of their own
 };
 

@@ -21,6 +21,7 @@ struct Command {
 };
 constexpr Command kCommands[] = {
     {"run", RunMain, "start a llama.cpp program with its cache kept by kvtamp"},
+    {"plan", PlanMain, "what a model's cache takes, what fits a budget, and how to run it"},
     {"doctor", DoctorMain, "check this machine, the host, the settings and a model"},
     {"eval", EvalMain, "what a format costs in quality, against the host's f16 cache"},
     {"errors", ErrorsMain, "where a format's loss comes from: by layer, head, K and V"},
@@ -38,6 +39,7 @@ void PrintHelp() {
   fmt::print(
       "\nExamples:\n"
       "  kvtamp run -- llama-server -m model.gguf\n"
+      "  kvtamp plan model.gguf --ctx 32768 --budget 1GiB\n"
       "  kvtamp doctor -m model.gguf\n"
       "  kvtamp eval -m model.gguf -f text.txt --cache k4v4\n");
 }

@@ -14,6 +14,7 @@
 #include "tools/kvtamp/layout.h"
 #include "tools/kvtamp/plugin.h"
 #include "tools/kvtamp/run_plan.h"
+#include "tools/kvtamp/words.h"
 
 namespace kvtamp::tool {
 namespace {
@@ -57,16 +58,6 @@ std::string TypeText(const codec::Pair& type) {
   const std::string k = codec::FormatName(type.k);
   const std::string v = codec::FormatName(type.v);
   return name == k && name == v ? name : fmt::format("{} (K {}, V {})", name, k, v);
-}
-
-std::string ShellQuoted(const std::string& text) {
-  if (text.find_first_not_of(
-          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_+-./:,@") == text.npos) {
-    return text;
-  }
-  std::string out = "'";
-  for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return out + "'";
 }
 
 }  // namespace

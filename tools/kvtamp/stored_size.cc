@@ -1,8 +1,6 @@
 #include "tools/kvtamp/stored_size.h"
 
 #include <algorithm>
-#include <random>
-#include <vector>
 
 #include "base/half.h"
 #include "control/store_options.h"
@@ -13,61 +11,107 @@ namespace {
 
 using codec::Side;
 
-constexpr std::uint32_t kPad = 256;  // the host's caches have cells by so many
+std::uint64_t Pad(std::uint64_t n) { return (n + kCellsPad - 1) / kCellsPad * kCellsPad; }
 
-// The layers of one of the host's caches: all of full attention, or all of the sliding window.
-Status Fill(const ModelLayout& layout, const control::Settings& settings, bool swa,
-            std::uint32_t n_tokens, std::uint32_t n_ubatch, CacheSize& size) {
-  const std::uint32_t wanted = swa ? std::min(n_tokens, layout.n_swa + n_ubatch) : n_tokens;
-  const std::uint32_t n_cells = (wanted + kPad - 1) / kPad * kPad;
-  store::Cache cache(control::StoreOptions(settings), 1, n_cells);
-  SerialExecutor executor;
-  std::mt19937 rng(1);
-  std::normal_distribution<float> normal;
-  std::vector<half_t> rows;
-  std::vector<std::uint64_t> cells;
-  bool any = false;
-  std::uint64_t weights = 0;  // what queries leave: one for each channel of K
-  for (const LayerLayout& l : layout.layers) {
-    if (l.swa != swa || l.n_head_kv == 0 || !l.why_plain.empty()) continue;
-    any = true;
-    Status s = cache.AddLayer(l.layer, static_cast<std::uint32_t>(l.elements_k()),
-                              static_cast<std::uint32_t>(l.elements_v()),
-                              settings.TypeOfLayer(l.layer), settings.TypesOfHeads(l.layer));
-    if (s.ok()) s = cache.SetHeads(l.layer, l.n_head_kv);
-    if (!s.ok()) return s;
-    const auto heads = settings.TypesOfHeads(l.layer);
-    if (settings.TypeOfLayer(l.layer).k.weighted ||
-        std::any_of(heads.begin(), heads.end(), [](const auto& h) { return h.k.weighted; }))
-      weights += l.elements_k();
-    rows.resize(n_ubatch * std::max(l.elements_k(), l.elements_v()));
-    for (half_t& h : rows) h = FloatToHalf(normal(rng));
-    for (std::uint32_t pos = 0; pos < n_tokens; pos += n_ubatch) {
-      cells.clear();
-      for (std::uint32_t p = pos; p < std::min(n_tokens, pos + n_ubatch); ++p)
-        cells.push_back(p % n_cells);
-      for (Side side : {Side::kK, Side::kV}) {
-        const std::uint64_t n = side == Side::kK ? l.elements_k() : l.elements_v();
-        if (n == 0) continue;
-        if (s = cache.Write(l.layer, side, cells, rows.data(), n); !s.ok()) return s;
-      }
-      if (s = cache.Maintain(l.layer, executor); !s.ok()) return s;
-    }
-  }
-  if (!any) return Status::Ok();
-  const store::CacheBytes b = cache.bytes();
-  double bytes = static_cast<double>(b.allocator_slack + b.shared_index + weights * sizeof(float));
-  for (const store::LayerBytes& l : b.layers) {
-    for (int side = 0; side < 2; ++side) {
-      size.logical_bytes += static_cast<double>(l.logical[side]);
-      bytes += static_cast<double>(l.sum.coded[side] + l.sum.scales[side] + l.sum.open[side]);
-    }
-    bytes += static_cast<double>(l.sum.slack + l.sum.index);
-  }
-  size.stored_bytes += bytes;
-  size.resident_bytes += bytes + static_cast<double>(b.scratch);
-  return Status::Ok();
+// Rows of all layers that a curve is filled with: a fraction of a second.
+constexpr std::uint64_t kRowsOfCurve = 1u << 19;
+constexpr std::uint64_t kMinOfCurve = 2048, kMaxOfCurve = 16384;
+
+bool IsWeighted(const control::Settings& settings, std::uint32_t layer) {
+  const auto heads = settings.TypesOfHeads(layer);
+  return settings.TypeOfLayer(layer).k.weighted ||
+         std::any_of(heads.begin(), heads.end(), [](const auto& h) { return h.k.weighted; });
 }
+
+store::Options Hollow(const control::Settings& settings) {
+  store::Options options = control::StoreOptions(settings);
+  options.hollow = true;
+  return options;
+}
+
+Status AddLayer(store::Cache& cache, const LayerLayout& l, const control::Settings& settings) {
+  const Status s = cache.AddLayer(l.layer, static_cast<std::uint32_t>(l.elements_k()),
+                                  static_cast<std::uint32_t>(l.elements_v()),
+                                  settings.TypeOfLayer(l.layer), settings.TypesOfHeads(l.layer));
+  return s.ok() ? cache.SetHeads(l.layer, l.n_head_kv) : s;
+}
+
+// One of the host's caches with one sequence, of all layers that are held by the store: those of
+// full attention or those of the sliding window.
+class Filled {
+ public:
+  Filled(const ModelLayout& layout, const control::Settings& settings, bool swa,
+         std::uint64_t n_cells)
+      : cache_(Hollow(settings), 1, static_cast<std::uint32_t>(n_cells)), n_cells_(n_cells) {
+    for (const LayerLayout& l : layout.layers)
+      if (l.swa == swa && l.n_head_kv != 0 && l.why_plain.empty()) layers_.push_back(l);
+    for (const LayerLayout& l : layers_)
+      if (IsWeighted(settings, l.layer)) weights_ += l.elements_k();
+  }
+  bool empty() const { return layers_.empty(); }
+  Status AddLayers(const control::Settings& settings) {
+    for (const LayerLayout& l : layers_)
+      if (Status s = AddLayer(cache_, l, settings); !s.ok()) return s;
+    return Status::Ok();
+  }
+
+  // So many tokens more, as one micro-batch.
+  Status Write(std::uint32_t n) {
+    std::vector<std::uint64_t> cells(n);
+    for (std::uint64_t& cell : cells) cell = n_tokens_++ % n_cells_;
+    for (const LayerLayout& l : layers_) {
+      for (Side side : {Side::kK, Side::kV}) {
+        const std::uint64_t elements = side == Side::kK ? l.elements_k() : l.elements_v();
+        if (elements == 0) continue;
+        Status s =
+            cache_.Write(l.layer, side, cells, static_cast<const half_t*>(nullptr), elements);
+        if (!s.ok()) return s;
+      }
+      if (Status s = cache_.Maintain(l.layer, executor_); !s.ok()) return s;
+    }
+    return Status::Ok();
+  }
+  // The same up to so many in all.
+  Status WriteTo(std::uint64_t n_tokens, std::uint32_t n_ubatch) {
+    while (n_tokens_ < n_tokens) {
+      Status s = Write(
+          static_cast<std::uint32_t>(std::min<std::uint64_t>(n_ubatch, n_tokens - n_tokens_)));
+      if (!s.ok()) return s;
+    }
+    return Status::Ok();
+  }
+
+  StoredBytes bytes() {
+    const store::CacheBytes b = cache_.bytes();
+    StoredBytes out;
+    out.slack = static_cast<double>(b.allocator_slack);
+    // Queries leave a float for each channel of K, where widths depend on them.
+    out.index = static_cast<double>(b.shared_index + weights_ * sizeof(float));
+    double all = 0, scales = 0;
+    for (const store::LayerBytes& l : b.layers) {
+      for (int side = 0; side < 2; ++side) {
+        out.logical += static_cast<double>(l.logical[side]);
+        all += static_cast<double>(l.sum.coded[side] + l.sum.scales[side] + l.sum.open[side]);
+        scales += static_cast<double>(l.sum.scales[side]);
+      }
+      out.sinks += static_cast<double>(l.sum.sinks);
+      out.window += static_cast<double>(l.sum.window);
+      out.filling += static_cast<double>(l.sum.filling);
+      out.index += static_cast<double>(l.sum.index);
+      out.slack += static_cast<double>(l.sum.slack);
+    }
+    out.scales = scales;
+    out.codes = all - scales - out.sinks - out.window - out.filling;
+    return out;
+  }
+
+ private:
+  store::Cache cache_;
+  std::uint64_t n_cells_;
+  std::uint64_t n_tokens_ = 0, weights_ = 0;
+  std::vector<LayerLayout> layers_;
+  SerialExecutor executor_;
+};
 
 }  // namespace
 
@@ -75,9 +119,159 @@ Result<CacheSize> StoredSize(const ModelLayout& layout, const control::Settings&
                              std::uint32_t n_tokens, std::uint32_t n_ubatch) {
   CacheSize size;
   for (const bool swa : {false, true}) {
-    if (Status s = Fill(layout, settings, swa, n_tokens, n_ubatch, size); !s.ok()) return s;
+    Filled filled(layout, settings, swa,
+                  swa ? SwaCells(layout.n_swa, {1, false, n_ubatch}, n_tokens) : Pad(n_tokens));
+    if (filled.empty()) continue;
+    Status s = filled.AddLayers(settings);
+    if (s.ok()) s = filled.WriteTo(n_tokens, n_ubatch);
+    if (!s.ok()) return s;
+    const StoredBytes bytes = filled.bytes();
+    size += {bytes.logical, bytes.stored(), bytes.stored()};
   }
   return size;
+}
+
+std::string WhyNotStored(const LayerLayout& layer, const control::Settings& settings) {
+  store::Cache cache(Hollow(settings), 1, settings.page_size);
+  const Status s = AddLayer(cache, layer, settings);
+  const std::string prefix = "layer " + std::to_string(layer.layer) + ": ";
+  return s.ok() || !s.message().starts_with(prefix) ? s.message()
+                                                    : s.message().substr(prefix.size());
+}
+
+StoredBytes& StoredBytes::operator+=(const StoredBytes& o) {
+  logical += o.logical;
+  codes += o.codes;
+  scales += o.scales;
+  sinks += o.sinks;
+  window += o.window;
+  filling += o.filling;
+  index += o.index;
+  slack += o.slack;
+  return *this;
+}
+
+StoredBytes& StoredBytes::operator*=(double f) {
+  for (double* x : {&logical, &codes, &scales, &sinks, &window, &filling, &index, &slack}) *x *= f;
+  return *this;
+}
+
+std::uint64_t SwaCells(std::uint32_t n_swa, const Sharing& sharing, std::uint64_t n_tokens) {
+  const std::uint64_t users = sharing.n_users, all = sharing.unified ? users : 1;
+  return Pad(std::min(n_tokens * all, std::uint64_t{n_swa} * all + sharing.n_ubatch)) / all;
+}
+
+// --- SizeCurve ----------------------------------------------------------------------------------
+
+Status SizeCurve::Fill(const ModelLayout& layout, const control::Settings& settings,
+                       const Sharing& sharing, bool swa, std::uint64_t n_tokens, Part& part) {
+  const std::uint64_t cells = SwaCells(layout.n_swa, sharing, kMaxContext);
+  bool round = false;  // once and more
+  if (swa) {
+    const std::uint64_t rounds = std::max(kMaxOfCurve, Pad(3 * cells));
+    round = rounds <= 2 * kMaxOfCurve;
+    part.n_most = round ? rounds : Pad(cells);
+    n_tokens = std::min(part.n_most, 2 * kMaxOfCurve);
+  }
+  Filled filled(layout, settings, swa, swa ? cells : Pad(n_tokens));
+  if (filled.empty()) return Status::Ok();
+  if (Status s = filled.AddLayers(settings); !s.ok()) return s;
+  double peak = 0;
+  for (std::uint64_t n = kCellsPad; n <= n_tokens; n += kCellsPad) {
+    // Which rows die together, as cells are written again, depends on the micro-batches: those are
+    // the host's then, and of a length between two of them nothing is known.
+    const bool again = swa && n > cells;
+    if (again && n % Pad(sharing.n_ubatch) != 0) {
+      part.samples.push_back(part.samples.back());
+      continue;
+    }
+    for (const std::uint64_t to : {n - 1, n}) {
+      if (again && to != n) continue;
+      if (Status s = filled.WriteTo(to, sharing.n_ubatch); !s.ok()) return s;
+      const StoredBytes bytes = filled.bytes();
+      peak = std::max(peak, bytes.stored());
+      if (to == n) part.samples.push_back({bytes, peak});
+    }
+  }
+  if (round) {
+    // How full the open page is after a round drifts. What lies beyond is the mean.
+    const std::size_t half = part.samples.size() / 2;
+    StoredBytes mean;
+    for (std::size_t i = half; i < part.samples.size(); ++i) mean += part.samples[i].bytes;
+    mean *= 1.0 / static_cast<double>(part.samples.size() - half);
+    part.samples.push_back({mean, peak});
+    part.n_most += kCellsPad;
+  }
+  return Status::Ok();
+}
+
+SizeCurve::Sample SizeCurve::Part::At(std::uint64_t n_tokens) const {
+  if (samples.empty() || n_tokens == 0) return {};
+  const std::uint64_t n = std::min(n_tokens, n_most);
+  const std::uint64_t i = (n + kCellsPad - 1) / kCellsPad - 1;
+  if (i < samples.size()) return samples[i];
+  // A page after the other, each as those of the second half of what was filled.
+  const Sample& last = samples.back();
+  const std::size_t half = samples.size() / 2;
+  const double steps =
+      static_cast<double>(i - (samples.size() - 1)) / static_cast<double>(samples.size() - half);
+  StoredBytes grown = samples[half - 1].bytes;
+  grown *= -1;
+  grown += last.bytes;
+  grown *= steps;
+  Sample out = last;
+  out.bytes += grown;
+  out.peak += grown.stored();
+  return out;
+}
+
+StoredBytes SizeCurve::At(std::uint64_t n_tokens) const {
+  StoredBytes bytes = full_.At(n_tokens).bytes;
+  bytes += swa_.At(n_tokens).bytes;
+  bytes.index += interleaved_ * static_cast<double>(n_tokens);
+  return bytes;
+}
+
+double SizeCurve::Peak(std::uint64_t n_tokens) const {
+  return full_.At(n_tokens).peak + swa_.At(n_tokens).peak +
+         interleaved_ * static_cast<double>(n_tokens);
+}
+
+double SizeCurve::Plain(std::uint64_t n_tokens) const {
+  return plain_full_ * static_cast<double>(n_tokens) +
+         plain_swa_ * static_cast<double>(std::min(n_tokens, SwaCells(n_swa_, sharing_, n_tokens)));
+}
+
+Result<SizeCurve> SizeCurve::Make(const ModelLayout& layout, const control::Settings& settings,
+                                  const Sharing& sharing) {
+  SizeCurve curve;
+  curve.n_swa_ = layout.n_swa;
+  curve.sharing_ = sharing;
+  ModelLayout held = layout;
+  std::uint64_t n_held = 0;
+  double row = 0;  // bytes that the largest layer's token takes in f16
+  for (LayerLayout& l : held.layers) {
+    if (l.why_plain.empty()) l.why_plain = WhyNotStored(l, settings);
+    const double f16 = 2.0 * static_cast<double>(l.elements_k() + l.elements_v());
+    if (l.why_plain.empty()) {
+      n_held++;
+      row = std::max(row, f16);
+    } else {
+      (l.swa ? curve.plain_swa_ : curve.plain_full_) += f16;
+    }
+  }
+  curve.in_flight_ = row * sharing.n_ubatch;
+  // Users of one pool write their tokens between each other's: a page's cells are listed then (a
+  // number each), and the index lists them too.
+  if (sharing.unified && sharing.n_users > 1)
+    curve.interleaved_ = 2 * sizeof(std::uint32_t) * static_cast<double>(n_held);
+  std::uint64_t most = kRowsOfCurve / std::max<std::uint64_t>(n_held, 1) / kCellsPad * kCellsPad;
+  most = std::clamp(most, kMinOfCurve, kMaxOfCurve);
+  for (const bool swa : {false, true}) {
+    Status s = Fill(held, settings, sharing, swa, most, swa ? curve.swa_ : curve.full_);
+    if (!s.ok()) return s;
+  }
+  return curve;
 }
 
 }  // namespace kvtamp::tool

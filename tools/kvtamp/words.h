@@ -27,4 +27,15 @@ inline std::vector<std::string> Split(std::string_view text, std::string_view se
   return parts;
 }
 
+// As a shell must be given it.
+inline std::string ShellQuoted(const std::string& text) {
+  if (text.find_first_not_of(
+          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_+-./:,@") == text.npos) {
+    return text;
+  }
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
 }  // namespace kvtamp::tool
