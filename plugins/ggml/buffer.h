@@ -68,6 +68,8 @@ class Buffer {
   bool HasKv() const { return !layers_.empty(); }
   // The highest layer with K here, -1 if none. From any thread.
   int last_layer() const { return last_layer_; }
+  bool has_first_layer() const { return has_first_layer_; }
+  std::uint32_t n_cells() const { return n_cells_; }  // of its K and V; 0: it has none
 
   // The layer in the store, with its heads; false (layer made plain, one warning) when it cannot
   // be.
@@ -113,6 +115,8 @@ class Buffer {
   std::size_t size_ = 0;
   std::atomic<std::size_t> plain_bytes_{0};
   std::atomic<int> last_layer_{-1};
+  std::atomic<bool> has_first_layer_ = false;
+  std::atomic<std::uint32_t> n_cells_{0};
   bool all_committed_ = false;
   bool announced_ = false;
   std::vector<std::uint32_t> n_kv_;  // of each stream, when it was last written and attended
