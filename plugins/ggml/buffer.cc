@@ -354,8 +354,24 @@ void Buffer::Get(const void* address, void* data, std::size_t size) {
   ForRows(*t, address, size,
           [&](std::uint64_t cell, std::size_t in_row, std::size_t at, std::size_t n) {
             cache_->Read(t->layer, t->side, cell, row.data());
+            if (!told_of_evicted_ && t->side == Side::kK) TellOfEvicted(*t, row);
             std::memcpy(out + at, Bytes(row.data()) + in_row, n);
           });
+}
+
+// Once, and not silently: what is gone cannot be said to a host that does not know us.
+void Buffer::TellOfEvicted(const KvTensor& t, std::span<const half_t> key) {
+  const std::uint32_t n_head_kv = layer(t).n_head_kv;
+  const std::size_t dim = n_head_kv == 0 ? key.size() : key.size() / n_head_kv;
+  for (std::size_t at = 0; at + dim <= key.size() && !told_of_evicted_; at += dim) {
+    const auto head = key.subspan(at, dim);
+    told_of_evicted_ =
+        std::all_of(head.begin(), head.end(), [](half_t h) { return h == store::kEvicted; });
+  }
+  if (told_of_evicted_)
+    Log(LogLevel::kWarn,
+        "a state is saved of which evict.policy has let entries go: here they stay gone when it is "
+        "restored, a host without kvtamp would attend to zeros in their place");
 }
 
 // Whole stream to whole stream of the same tensor stays coded; everything else goes through the

@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -108,6 +109,7 @@ class Buffer {
   // Writes bytes (or `value` where data is null) over rows of a stored tensor.
   void Patch(const KvTensor& t, const void* address, const std::uint8_t* data, std::uint8_t value,
              std::size_t size);
+  void TellOfEvicted(const KvTensor& t, std::span<const half_t> key);
   void BeginRestored(const KvTensor& t, const void* address, std::size_t size);
   bool IsStored(const KvTensor* t) { return t != nullptr && !layer(*t).plain; }
 
@@ -119,6 +121,7 @@ class Buffer {
   std::atomic<std::uint32_t> n_cells_{0};
   bool all_committed_ = false;
   bool announced_ = false;
+  bool told_of_evicted_ = false;
   std::vector<std::uint32_t> n_kv_;  // of each stream, when it was last written and attended
   // State of other kinds than K and V, by what it is: number of tensors, bytes.
   std::map<std::string, std::pair<int, std::size_t>> other_state_;
