@@ -29,15 +29,21 @@
 
 namespace kvtamp::attention {
 
-// One page of one layer and stream, all KV heads. A coded side is one block for each head, as its
-// layout says; of an f16 side head h lies at element h*dim of rows of n_head_kv*dim elements.
+inline constexpr std::uint16_t kAllHeads = 0x7FFF;
+
+// One page of one layer and stream, all KV heads or one of them. A coded side is one block for each
+// head, as its layout says; a head whose block of K has no bytes has nothing here and passes over
+// the page. Of an f16 side head h lies at element h*dim of rows of n_head_kv*dim elements, or, if
+// the page is one head's alone, at the start of rows of dim elements.
 struct Page {
   const std::uint8_t* k = nullptr;  // null: rows never written, read as zeros
   const std::uint8_t* v = nullptr;
   const std::uint64_t* live = nullptr;   // bit per row, words of 64; dead rows are not attended
   const std::uint32_t* cells = nullptr;  // [rows] cell of each row; null: cells first_cell, +1, …
   std::uint32_t first_cell = 0;
-  std::uint32_t rows = 0;  // rows in use, at most page_size
+  std::uint16_t rows = 0;               // rows in use, at most page_size
+  std::uint16_t head : 15 = kAllHeads;  // the others pass over the page
+  std::uint16_t alone : 1 = 0;          // f16 rows hold that head alone
   // Keys that a context shift moved: [Layer::turn.pairs] (cos, sin) by which each stored key is
   // still to be turned; null: as stored. The turn is put on the query instead, so coded keys are
   // not touched.
@@ -46,6 +52,7 @@ struct Page {
   const codec::SideLayout* k_layout = nullptr;
   const codec::SideLayout* v_layout = nullptr;
 };
+static_assert(sizeof(Page) == 64);  // one cache line: every call reads them all
 
 // Where rotary positions act on a key: pairs of channels from `first` on, (2i, 2i+1), or (i, i +
 // pairs) in NeoX order.

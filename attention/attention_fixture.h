@@ -49,6 +49,7 @@ struct Shape {
   bool dead_rows = false;      // with NaN in f16 rows that are dead or that the mask shuts for all
   bool null_sides = false;     // some pages without K or V
   bool partial_pages = false;  // the last page of a job is not full
+  bool single_heads = false;   // pages of one head alone, of all but one, or that only one attends
   bool v_in_k = false;
   std::uint32_t turn_pairs = 0;  // pages turned by one of three amounts, or not at all
   bool turn_neox = false;
@@ -208,12 +209,26 @@ class World {
                const std::vector<std::uint32_t>& order, std::uint32_t index, bool partial) {
     const std::uint32_t ps = shape_.page_size;
     Page page;
-    page.rows = partial ? 1 + static_cast<std::uint32_t>(rng_()) % ps : ps;
+    page.rows =
+        static_cast<std::uint16_t>(partial ? 1 + static_cast<std::uint32_t>(rng_()) % ps : ps);
+    // Bit h: head h has a block. Where one only is meant to attend, the others' are there as well.
+    std::uint32_t held = ~0u;
+    if (shape_.single_heads && Chance(75)) {
+      const std::uint32_t head = static_cast<std::uint32_t>(rng_()) % shape_.n_head_kv;
+      const bool all_but_one = Chance(30);
+      if (!all_but_one) {
+        page.head = static_cast<std::uint16_t>(head & 0x7FFF);
+        page.alone = Chance(60);
+      }
+      if (page.alone) held = 1u << head;
+      if (all_but_one) held = ~(1u << head);
+    }
     page.first_cell = index * ps;
     if (shape_.cells == Cells::kScattered) page.cells = order.data() + std::size_t{index} * ps;
     if (!turns_.empty() && !Chance(25)) page.turn = turns_[rng_() % turns_.size()];
-    page.k_layout = Layout(shape_.k[rng_() % shape_.k.size()], shape_.dim_k, 0);
-    page.v_layout = Layout(shape_.v[rng_() % shape_.v.size()], shape_.dim_v, layer.v_group);
+    page.k_layout = Layout(shape_.k[rng_() % shape_.k.size()], shape_.dim_k, 0, held);
+    if (page.k_layout == nullptr && !page.alone) held = ~0u;  // nothing would say who is gone
+    page.v_layout = Layout(shape_.v[rng_() % shape_.v.size()], shape_.dim_v, layer.v_group, held);
 
     std::vector<std::uint64_t>& live = words_.emplace_back((ps + 63) / 64);
     std::vector<bool> seen(ps);
@@ -239,16 +254,22 @@ class World {
                     layer.n_head_kv * layer.dim_v, 0xFFFF);
       }
     }
-    if (!shape_.null_sides || !Chance(30)) page.k = Pack(page.k_layout, k, shape_.dim_k, true);
+    if (!shape_.null_sides || !Chance(30))
+      page.k = Pack(page, page.k_layout, k, shape_.dim_k, true);
     if (!shape_.v_in_k && (!shape_.null_sides || !Chance(30)))
-      page.v = Pack(page.v_layout, v, shape_.dim_v, false);
+      page.v = Pack(page, page.v_layout, v, shape_.dim_v, false);
     return page;
   }
 
-  const codec::SideLayout* Layout(codec::Coding coding, std::uint32_t dim, std::uint32_t group) {
+  const codec::SideLayout* Layout(codec::Coding coding, std::uint32_t dim, std::uint32_t group,
+                                  std::uint32_t held) {
     if (coding == codec::Coding::kF16) return nullptr;
     codec::SideLayout& layout = layouts_.emplace_back();
     for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h) {
+      if ((held >> h & 1) == 0) {
+        layout.heads.push_back({coding, {}, layout.bytes, 0, 0});
+        continue;
+      }
       codec::PageShape shape{shape_.page_size, dim, group};
       const std::uint32_t centibits = shape_.centibits + h % 2 * 50;
       if (coding == codec::Coding::kKPlanes) {
@@ -266,10 +287,17 @@ class World {
     return &layout;
   }
 
-  const std::uint8_t* Pack(const codec::SideLayout* layout, const std::vector<half_t>& rows,
-                           std::uint32_t dim, bool is_k) {
+  const std::uint8_t* Pack(const Page& page, const codec::SideLayout* layout,
+                           const std::vector<half_t>& rows, std::uint32_t dim, bool is_k) {
     std::vector<std::uint8_t>& blob = blobs_.emplace_back();
-    if (layout == nullptr) {
+    if (layout == nullptr && page.alone) {
+      blob.resize(rows.size() / shape_.n_head_kv * sizeof(half_t));
+      for (std::uint32_t r = 0; r < shape_.page_size; ++r) {
+        std::memcpy(blob.data() + std::size_t{r} * dim * sizeof(half_t),
+                    rows.data() + (std::size_t{r} * shape_.n_head_kv + page.head) * dim,
+                    dim * sizeof(half_t));
+      }
+    } else if (layout == nullptr) {
       blob.resize(rows.size() * sizeof(half_t));
       std::memcpy(blob.data(), rows.data(), blob.size());
     } else {
@@ -278,6 +306,7 @@ class World {
       blob.resize(layout->bytes);
       for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h) {
         const codec::SideLayout::Head& to = layout->heads[h];
+        if (to.bytes == 0) continue;
         const codec::EncodeInput in{rows.data() + std::size_t{h} * dim,
                                     std::size_t{shape_.n_head_kv} * dim, all};
         if (is_k) {

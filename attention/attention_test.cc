@@ -273,7 +273,32 @@ TEST_P(EveryIsa, RandomWorlds) {
     shape.sinks = rng() % 4 == 0;
     shape.turn_pairs = rng() % 3 == 0 ? pick({4, 16, 32}) : 0;
     shape.turn_neox = rng() % 2 == 0;
+    shape.single_heads = rng() % 3 == 0;
     Compare(shape, static_cast<int>(1 + rng() % 3));
+  }
+}
+
+// Once entries go by head, a page may be one head's alone, or lack one.
+TEST_P(EveryIsa, PagesOfOneHead) {
+  for (const std::uint32_t n_tok : {1u, 3u, 40u}) {
+    for (const std::uint32_t page_size : {16u, 64u}) {
+      Shape shape;
+      shape.n_head_kv = 3;
+      shape.gqa = 2;
+      shape.n_tok = n_tok;
+      shape.n_pages = 9;
+      shape.page_size = page_size;
+      shape.single_heads = true;
+      shape.dead_rows = shape.partial_pages = true;
+      shape.cells = Cells::kScattered;
+      shape.turn_pairs = 16;
+      shape.k = {Coding::kF16};
+      shape.v = {Coding::kF16};
+      Compare(shape);
+      shape.k = kAllK;
+      shape.v = kAllV;
+      Compare(shape, 2);
+    }
   }
 }
 

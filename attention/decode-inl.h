@@ -149,11 +149,10 @@ HWY_INLINE void Scores(const Layer& layer, const Page& page, const Page* next,
   const bool coded = page.k_layout != nullptr && !rows;
   codec::Coding coding = codec::Coding::kF16;
   std::ptrdiff_t ahead = rows ? 0 : AheadK(page, next);
-  std::size_t stride = std::size_t{layer.n_head_kv} * layer.dim_k;
+  std::size_t stride = layer.dim_k;
   if (rows) {
     KHalves(layer, page, head_kv, s.halves);
     k = reinterpret_cast<const std::uint8_t*>(s.halves);
-    stride = layer.dim_k;
   } else if (coded) {
     const codec::SideLayout::Head& block = page.k_layout->heads[head_kv];
     coding = block.coding;
@@ -167,7 +166,9 @@ HWY_INLINE void Scores(const Layer& layer, const Page& page, const Page* next,
       PrefetchBytes(k + ahead, block.scales);
     }
   } else {
-    k += std::size_t{head_kv} * layer.dim_k * sizeof(half_t);
+    const HalfRows own = HalfRowsOf(page, k, layer.n_head_kv, head_kv, layer.dim_k);
+    k = reinterpret_cast<const std::uint8_t*>(own.at);
+    stride = own.stride;
   }
   for (std::uint32_t i = 0; i < active.n; i += kHeadsAtOnce) {
     const std::uint8_t* active_rows = active.row + i;
@@ -317,12 +318,10 @@ HWY_INLINE bool Accumulate(const Layer& layer, const Page& page, const Page* nex
   const bool coded = page.v_layout != nullptr && !halves;
   std::ptrdiff_t ahead = halves ? 0 : AheadV(page, next);
   VCodes codes{};
-  const auto* f16 = reinterpret_cast<const half_t*>(page.v) + std::size_t{head_kv} * layer.dim_v;
-  std::size_t stride = std::size_t{layer.n_head_kv} * layer.dim_v;
+  HalfRows f16 = HalfRowsOf(page, page.v, layer.n_head_kv, head_kv, layer.dim_v);
   if (halves) {
     VHalves(layer, page, head_kv, s.halves);
-    f16 = s.halves;
-    stride = layer.dim_v;
+    f16 = {s.halves, layer.dim_v};
   } else if (coded) {
     const codec::SideLayout::Head& block = page.v_layout->heads[head_kv];
     const std::uint8_t* v = page.v + block.offset;
@@ -362,7 +361,7 @@ HWY_INLINE bool Accumulate(const Layer& layer, const Page& page, const Page* nex
         p[h] = s.score + std::size_t{rows[h]} * codec::kMaxPageSize;
         acc[h] = s.acc + std::size_t{rows[h]} * dv;
       }
-      F16Accumulate(f16, stride, layer.dim_v, page.rows, n, p,
+      F16Accumulate(f16.at, f16.stride, layer.dim_v, page.rows, n, p,
                     ahead / std::ptrdiff_t{sizeof(half_t)}, acc, masks_differ);
     }
     ahead = 0;  // once is enough
@@ -442,8 +441,9 @@ HWY_INLINE void BeginRows(const Unit& unit, const DecodeScratchLayout& s) {
 // another. False: nobody does.
 HWY_INLINE bool BeginPage(const Unit& unit, const Page& page, const DecodeScratchLayout& s,
                           const float*& turn, Active& active) {
-  const OpenRows open = OpenRowsOf(page, unit.job->n_kv);
   active.n = 0;
+  if (!Holds(page, unit.head_kv)) return false;
+  const OpenRows open = OpenRowsOf(page, unit.job->n_kv);
   if (open.count != 0) FindActive(unit, page, open, s, active);
   if (active.n == 0) return false;
   if (page.turn != turn) PrepareQueries(unit, turn = page.turn, s);

@@ -75,7 +75,7 @@ void ObserveUnit(const Unit& unit, std::uint8_t* scratch, float* scores, std::si
   }
   for (std::uint32_t i = unit.page0; i < unit.page1; ++i) {
     const Page& page = unit.job->pages[i];
-    const OpenRows open = OpenRowsOf(page, unit.job->n_kv);
+    const OpenRows open = Holds(page, unit.head_kv) ? OpenRowsOf(page, unit.job->n_kv) : OpenRows();
     for (std::uint32_t t = 0; t < page.rows; ++t) {
       if (!open.test(t)) continue;
       mass[page.cells == nullptr ? page.first_cell + t : page.cells[t]] += total[t];

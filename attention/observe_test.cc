@@ -89,6 +89,16 @@ TEST_P(EveryIsa, WhatTheMaskSays) {
   }
 }
 
+TEST_P(EveryIsa, PagesOfOneHead) {
+  Shape shape;
+  shape.n_tok = 4;
+  shape.n_head_kv = 3;
+  shape.n_pages = 9;
+  shape.single_heads = shape.dead_rows = true;
+  shape.k = {Coding::kF16, Coding::kKInt4, Coding::kKPlanes};
+  Compare(shape, 1, 2);
+}
+
 TEST_P(EveryIsa, SinksCapsAndTurns) {
   Shape shape;
   shape.n_tok = 3;

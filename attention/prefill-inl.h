@@ -131,6 +131,7 @@ HWY_INLINE std::uint32_t FillTile(const Unit& unit, std::uint32_t i, const Prefi
   const std::uint32_t capacity = std::max(64u, layer.page_size);
   for (; i < unit.page1; ++i) {
     const Page& page = unit.job->pages[i];
+    if (!Holds(page, unit.head_kv)) continue;
     Tile::Part part{&page, OpenRowsOf(page, unit.job->n_kv), tile.tokens,
                     RoundUp(page.rows, std::min(32u, layer.page_size))};
     if (part.cols == 0) continue;
@@ -165,18 +166,16 @@ HWY_INLINE void DecodeTile(const Unit& unit, const Tile& tile, const PrefillScra
   for (std::uint32_t i = 0; i < tile.n_parts; ++i) {
     const Tile::Part& part = tile.parts[i];
     const Page& page = *part.page;
-    const auto* keys = reinterpret_cast<const half_t*>(page.k) + std::size_t{unit.head_kv} * dk;
-    std::size_t key_stride = std::size_t{layer.n_head_kv} * dk;
+    HalfRows keys = HalfRowsOf(page, page.k, layer.n_head_kv, unit.head_kv, dk);
     if (page.k != nullptr && HasRows(page.k_layout, unit.head_kv)) {
       KHalves(layer, page, unit.head_kv, s.halves);
-      keys = s.halves;
-      key_stride = dk;
+      keys = {s.halves, dk};
     }
     float* k = s.k + std::size_t{part.t0} * (tile.k_rows ? RoundUp(dk, 16) : dk);
     if (page.k == nullptr) {
       std::fill_n(k, std::size_t{part.cols} * dk, 0.0f);
     } else if (tile.k_rows) {
-      KTileF16(keys, key_stride, page.rows, part.cols, dk, k);
+      KTileF16(keys.at, keys.stride, page.rows, part.cols, dk, k);
     } else {
       const codec::SideLayout::Head& block = page.k_layout->heads[unit.head_kv];
       const std::uint8_t* from = page.k + block.offset;
@@ -188,7 +187,7 @@ HWY_INLINE void DecodeTile(const Unit& unit, const Tile& tile, const PrefillScra
     }
     if (layer.v_in_k) {
       if (tile.k_rows)  // else the K tile serves
-        VTileF16(keys, key_stride, page.rows, part.cols, dv, s.v, tile.tokens, part.t0);
+        VTileF16(keys.at, keys.stride, page.rows, part.cols, dv, s.v, tile.tokens, part.t0);
     } else if (page.v == nullptr) {
       for (std::uint32_t c = 0; c < dv; c += 16) {
         std::fill_n(s.v + (std::size_t{c / 16} * tile.tokens + part.t0) * 16, part.cols * 16, 0.0f);
@@ -197,9 +196,8 @@ HWY_INLINE void DecodeTile(const Unit& unit, const Tile& tile, const PrefillScra
       VHalves(layer, page, unit.head_kv, s.halves);
       VTileF16(s.halves, dv, page.rows, part.cols, dv, s.v, tile.tokens, part.t0);
     } else if (page.v_layout == nullptr) {
-      VTileF16(reinterpret_cast<const half_t*>(page.v) + std::size_t{unit.head_kv} * dv,
-               std::size_t{layer.n_head_kv} * dv, page.rows, part.cols, dv, s.v, tile.tokens,
-               part.t0);
+      const HalfRows values = HalfRowsOf(page, page.v, layer.n_head_kv, unit.head_kv, dv);
+      VTileF16(values.at, values.stride, page.rows, part.cols, dv, s.v, tile.tokens, part.t0);
     } else {
       const codec::SideLayout::Head& block = page.v_layout->heads[unit.head_kv];
       const std::uint8_t* from = page.v + block.offset;

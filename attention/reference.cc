@@ -25,8 +25,8 @@ void RowOfK(const Layer& layer, const Page& page, std::uint32_t head, std::uint3
     std::fill_n(out, dim, 0.0f);
   } else if (page.k_layout == nullptr) {
     const auto* rows = reinterpret_cast<const half_t*>(page.k);
-    for (std::uint32_t c = 0; c < dim; ++c)
-      out[c] = HalfToFloat(rows[(row * layer.n_head_kv + head) * dim + c]);
+    const std::size_t at = page.alone ? row : std::size_t{row} * layer.n_head_kv + head;
+    for (std::uint32_t c = 0; c < dim; ++c) out[c] = HalfToFloat(rows[at * dim + c]);
   } else {
     const codec::SideLayout::Head& block = page.k_layout->heads[head];
     codec::DecodeRowK(block.coding, block.shape, page.k + block.offset,
@@ -54,8 +54,8 @@ void RowOfV(const Layer& layer, const Page& page, std::uint32_t head, std::uint3
     std::fill_n(out, dim, 0.0f);
   } else if (page.v_layout == nullptr) {
     const auto* rows = reinterpret_cast<const half_t*>(page.v);
-    for (std::uint32_t c = 0; c < dim; ++c)
-      out[c] = HalfToFloat(rows[(row * layer.n_head_kv + head) * dim + c]);
+    const std::size_t at = page.alone ? row : std::size_t{row} * layer.n_head_kv + head;
+    for (std::uint32_t c = 0; c < dim; ++c) out[c] = HalfToFloat(rows[at * dim + c]);
   } else {
     const codec::SideLayout::Head& block = page.v_layout->heads[head];
     codec::DecodeRowV(block.coding, block.shape, page.v + block.offset, layer.v_hadamard, row, out);
@@ -80,6 +80,8 @@ struct Rows {
 Rows RowsOf(const Layer& layer, const Job& job, std::uint32_t head_kv) {
   Rows rows;
   for (const Page& page : job.pages) {
+    if (page.head != kAllHeads && page.head != head_kv) continue;
+    if (page.k_layout != nullptr && page.k_layout->heads[head_kv].bytes == 0) continue;
     for (std::uint32_t row = 0; row < page.rows; ++row) {
       const std::uint32_t cell = page.cells != nullptr ? page.cells[row] : page.first_cell + row;
       if (cell >= job.n_kv ||

@@ -108,6 +108,24 @@ inline OpenRows OpenRowsOf(const Page& page, std::uint32_t n_kv) {
   return open;
 }
 
+// Whether the KV head has anything in the page.
+inline bool Holds(const Page& page, std::uint32_t head) {
+  if (page.head != kAllHeads) return page.head == head;
+  return page.k_layout == nullptr || page.k_layout->heads[head].bytes != 0;
+}
+
+// A head's part of an f16 side: its first row, and elements from one to the next.
+struct HalfRows {
+  const half_t* at;
+  std::size_t stride;
+};
+inline HalfRows HalfRowsOf(const Page& page, const std::uint8_t* side, std::uint32_t n_head_kv,
+                           std::uint32_t head, std::uint32_t dim) {
+  const auto* rows = reinterpret_cast<const half_t*>(side);
+  if (page.alone) return {rows, dim};
+  return {rows + std::size_t{head} * dim, std::size_t{n_head_kv} * dim};
+}
+
 // Shapes that the kernels can take.
 Status Check(const Layer& layer, std::span<const Job> jobs, const Params& params);
 

@@ -416,6 +416,23 @@ Result<Format> Resolve(Format format, Side side, std::uint32_t dim) {
   return format;
 }
 
+Format WithBits(const Format& format, Side side, std::uint16_t centibits) {
+  Format f;
+  f.centibits = centibits;
+  if (side == Side::kK) {
+    f.levels = Levels::kInt;
+    f.axis = Axis::kChannel;
+    f.mean = format.mean;
+    f.weighted = centibits != 800;
+    return f;
+  }
+  f.levels = centibits == 800 ? Levels::kInt : centibits == 400 ? Levels::kLm : Levels::kTcq;
+  f.sym = centibits == 800;
+  f.hadamard = format.hadamard;
+  if (format.axis == Axis::kToken) f.group = format.group;
+  return f;
+}
+
 double BitsPerElement(const Format& resolved, Side side, std::uint32_t dim,
                       std::uint32_t page_size) {
   const Result<Coding> coding = CodingOf(resolved, side);

@@ -89,6 +89,10 @@ Result<Coding> CodingOf(const Format& format, Side side);
 // the largest divisor of dim up to 128; an explicit group must divide dim.
 Result<Format> Resolve(Format format, Side side, std::uint32_t dim);
 
+// The format of the short names for so many bits (k3v3 …), with the mean, the rotation and the
+// groups of `format`: pages of both can lie in one layer.
+Format WithBits(const Format& format, Side side, std::uint16_t centibits);
+
 // Bits per element of a full coded page, scales and minima counted; those of the layout, which has
 // the nearest size to that asked for that it can have.
 double BitsPerElement(const Format& resolved, Side side, std::uint32_t dim,

@@ -40,6 +40,26 @@ constexpr Option kOptions[] = {
      "layers that use cache.skip_type instead, e.g. 0,3,28-29"},
     {"cache.skip_type", "", "", Kind::kString, "TYPE", "int8",
      "format of the layers in cache.skip_layers"},
+    {"evict.policy", "", "", Kind::kString, "POLICY", "none",
+     "which entries (K and V of a token in one KV head) go: none, or a policy of docs/policies.md"},
+    {"evict.keep_ratio", "", "", Kind::kNumber, "X", "1.0",
+     "share of a sequence's entries that stay, above 0 and up to 1"},
+    {"evict.target_size", "", "", Kind::kInteger, "N", "0",
+     "entries of each KV head that stay, on average (0 = by evict.keep_ratio)"},
+    {"evict.interval", "", "", Kind::kInteger, "N", "32",
+     "tokens between one pruning and the next, 1 to 65536"},
+    {"evict.window_size", "", "", Kind::kInteger, "N", "64",
+     "newest tokens of a micro-batch whose attention gives the scores, 1 to 4096"},
+    {"evict.kernel_size", "", "", Kind::kInteger, "N", "5",
+     "neighbours that scores of snapkv and r_kv are smoothed over, odd"},
+    {"evict.n_recent", "", "", Kind::kInteger, "N", "128",
+     "newest tokens of a sequence that keep all their entries, 0 to 65536"},
+    {"evict.budget", "", "", Kind::kString, "BUDGET", "uniform",
+     "how entries are shared out: uniform, pyramidkv, adakv or pyramidkv+adakv"},
+    {"evict.alpha_safeguard", "", "", Kind::kNumber, "X", "0.2",
+     "adakv: share of its equal part that each head is sure of, 0 to 1"},
+    {"evict.then", "", "", Kind::kString, "WHAT", "demote",
+     "what becomes of an entry that goes: demote (fewer bits first, by page) or drop"},
     {"log.level", "", "KVTAMP_LOG", Kind::kString, "LEVEL", "info",
      "what is said in the host's log: error, warn, info or debug"},
     {"cpu", "", "", Kind::kString, "ISA", "auto",
@@ -236,6 +256,7 @@ class Loader {
       if (!text) {
         const char* wanted = option->kind == Kind::kString    ? "a string in quotes"
                              : option->kind == Kind::kInteger ? "a whole number"
+                             : option->kind == Kind::kNumber  ? "a number"
                                                               : "a list of whole numbers";
         return Status::Invalid(where + ": " + path + " must be " + wanted);
       }
@@ -250,6 +271,10 @@ class Loader {
         return node.value_exact<std::string>();
       case Kind::kInteger:
         if (const auto n = node.value_exact<std::int64_t>()) return std::to_string(*n);
+        return std::nullopt;
+      case Kind::kNumber:
+        if (const auto n = node.value_exact<std::int64_t>()) return std::to_string(*n);
+        if (const auto x = node.value_exact<double>()) return fmt::format("{}", *x);
         return std::nullopt;
       case Kind::kIntegers: {
         const toml::array* array = node.as_array();
@@ -310,6 +335,7 @@ class Loader {
       return Status::Ok();
     }
     if (path == "cache.top_pages") return TakeInteger(text, 0, 1u << 20, s.top_pages);
+    if (path.starts_with("evict.")) return TakeEvict(path.substr(6), text, s.prune);
     if (path == "cache.profile") {
       if (text.empty()) return Status::Ok();
       const Result<Profile> profile = ReadProfile(std::string(text));
@@ -350,6 +376,48 @@ class Loader {
     }
     if (path == "debug.accept_ops") return TakeInteger(text, 0, 1, s.accept_ops);
     return Status::Internal("an option of the table that nobody reads");
+  }
+
+  // [evict]: what it comes to is checked once the whole section is there.
+  static Status TakeEvict(std::string_view key, std::string_view text, store::PruneOptions& prune) {
+    policy::BudgetOptions& budget = prune.budget;
+    if (key == "policy") {
+      if (text == "none") return Status::Ok();
+      prune.policy = std::string(text);
+      store::PruneOptions alone;
+      alone.policy = prune.policy;
+      return store::CheckPruneOptions(alone);
+    }
+    if (key == "keep_ratio") return TakeNumber(text, 0, 1, true, budget.keep_ratio);
+    if (key == "target_size") return TakeInteger(text, 0, 1u << 30, budget.target_size);
+    if (key == "interval") return TakeInteger(text, 1, 65536, prune.interval);
+    if (key == "window_size") return TakeInteger(text, 1, 4096, prune.scores.window_size);
+    if (key == "kernel_size") {
+      const Status status = TakeInteger(text, 1, 4095, prune.scores.kernel_size);
+      if (status.ok() && prune.scores.kernel_size % 2 == 0) return Status::Invalid("must be odd");
+      return status;
+    }
+    if (key == "n_recent") return TakeInteger(text, 0, 65536, prune.n_recent);
+    if (key == "budget") return policy::ParseBudget(text, budget);
+    if (key == "alpha_safeguard") return TakeNumber(text, 0, 1, false, budget.alpha_safeguard);
+    if (text == "merge" || text == "spill")
+      return Status::Unsupported("there is no such thing yet: demote or drop");
+    if (text != "demote" && text != "drop") return Status::Invalid("must be demote or drop");
+    prune.demote = text == "demote";
+    return Status::Ok();
+  }
+
+  static Status TakeNumber(std::string_view text, double low, double high, bool above,
+                           double& out) {
+    double x = 0;
+    const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), x);
+    // A NaN is in no range.
+    if (text.empty() || ec != std::errc() || end != text.data() + text.size() ||
+        !(above ? x > low : x >= low) || !(x <= high))
+      return Status::Invalid(fmt::format("must be a number {} {} {} {}", above ? "above" : "from",
+                                         low, above ? "and at most" : "to", high));
+    out = x;
+    return Status::Ok();
   }
 
   static Status TakeInteger(std::string_view text, std::uint32_t low, std::uint32_t high,

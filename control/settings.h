@@ -17,13 +17,14 @@
 #include "base/status.h"
 #include "codec/format.h"
 #include "control/profile.h"
+#include "store/prune.h"
 
 namespace kvtamp::control {
 
 enum class Source : std::uint8_t { kDefault, kFile, kEnv, kFlag };
 const char* SourceName(Source source);  // "default", "file", "env", "flag"
 
-enum class Kind : std::uint8_t { kString, kInteger, kIntegers };
+enum class Kind : std::uint8_t { kString, kInteger, kIntegers, kNumber };
 
 // One row of the table. Pointers are to static text and never null.
 struct Option {
@@ -64,6 +65,7 @@ struct Settings {
   std::uint32_t top_pages = 0;             // coded pages that decoding reads; 0: all
   std::vector<std::uint32_t> skip_layers;  // ascending, each once
   codec::Pair skip_type;                   // what those layers use instead of `type`
+  store::PruneOptions prune;               // [evict]; no policy: nothing is let go of
   LogLevel log_level = LogLevel::kInfo;
   std::string cpu;    // for cpu::ForceIsa; "auto" = the best
   std::string stats;  // file for the summary at exit; empty = none

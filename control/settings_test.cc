@@ -64,13 +64,18 @@ const std::pair<const char*, const char*> kSamples[] = {
     {"cache.n_sink", "7"},           {"cache.page_size", "32"},   {"cache.residual_length", "96"},
     {"cache.residual_type", "int8"}, {"cache.profile", kProfile}, {"cache.skip_layers", "1,3"},
     {"cache.skip_type", "f16"},      {"log.level", "info"},       {"cpu", "scalar"},
-    {"stats", "/tmp/x.json"},        {"debug.accept_ops", "1"},   {"cache.top_pages", "8"}};
+    {"stats", "/tmp/x.json"},        {"debug.accept_ops", "1"},   {"cache.top_pages", "8"},
+    {"evict.policy", "snapkv"},      {"evict.keep_ratio", "0.5"}, {"evict.target_size", "256"},
+    {"evict.interval", "64"},        {"evict.window_size", "16"}, {"evict.kernel_size", "7"},
+    {"evict.n_recent", "32"},        {"evict.budget", "adakv"},   {"evict.alpha_safeguard", "0.5"},
+    {"evict.then", "drop"}};
 
 std::string Toml(const Option& option, const std::string& text) {
   const std::string path = option.path;
-  const std::string value = option.kind == Kind::kString    ? "\"" + text + "\""
-                            : option.kind == Kind::kInteger ? text
-                                                            : "[" + text + "]";
+  const std::string value = option.kind == Kind::kString ? "\"" + text + "\""
+                            : option.kind == Kind::kInteger || option.kind == Kind::kNumber
+                                ? text
+                                : "[" + text + "]";
   return path + " = " + value + "\n";
 }
 
@@ -104,6 +109,25 @@ TEST(OptionTable, EveryRowHasThreeFormsThatWork) {
   EXPECT_EQ(seen, Options().size()) << "a row of the table has no sample here";
 }
 
+TEST(Docs, ListTheSettingsOfEvict) {
+  std::ifstream file(KVTAMP_SOURCE_DIR "/docs/policies.md");
+  ASSERT_TRUE(file.is_open());
+  std::set<std::string> listed, expected;
+  bool in_section = false;
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("```")) in_section = false;
+    if (in_section)
+      listed.insert(line.substr(0, line.find_last_not_of(' ', line.find('#') - 1) + 1));
+    if (line.starts_with("[evict]")) in_section = true;
+  }
+  for (const Option& option : Options()) {
+    const std::string path = option.path, quote = option.kind == Kind::kString ? "\"" : "";
+    if (path.starts_with("evict."))
+      expected.insert(path.substr(6) + " = " + quote + option.fallback + quote);
+  }
+  EXPECT_EQ(listed, expected);
+}
+
 TEST(OptionTable, NoTwoRowsShareAName) {
   std::set<std::string> paths, flags, envs;
   for (const char* name : OtherVariables()) EXPECT_TRUE(envs.insert(name).second) << name;
@@ -130,6 +154,11 @@ TEST(OptionTable, NamesFollowTheRule) {
 
 TEST(Settings, Defaults) {
   const Settings s = Load();
+  EXPECT_TRUE(s.prune.policy.empty());
+  EXPECT_EQ(s.prune.budget.keep_ratio, 1.0);
+  EXPECT_EQ(s.prune.interval, 32u);
+  EXPECT_EQ(s.prune.scores.window_size, 64u);
+  EXPECT_EQ(s.prune.n_recent, 128u);
   EXPECT_EQ(s.type, codec::ParsePair("auto").value());
   EXPECT_EQ(s.skip_type, codec::ParsePair("int8").value());
   EXPECT_EQ(s.n_sink, 4u);
@@ -246,6 +275,16 @@ TEST(SettingsErrors, EachIsOneLineThatNamesItsOrigin) {
       {Error({}, {}, fraction.path()), "whole number"},
       {Error({}, {{"KVTAMP_CONFIG", "/nonexistent.toml"}}), "/nonexistent.toml"},
       {Error({{"cache.no_such", "1", ""}}), "cache.no_such"},
+      {Error({{"evict.policy", "snapvk", ""}}), "snapkv"},
+      {Error({{"evict.policy", "kvzip", ""}}), "not available behind ggml"},
+      {Error({{"evict.policy", "expected_attention", ""}}), "not available behind ggml"},
+      {Error({}, {{"KVTAMP_EVICT_KEEP_RATIO", "0"}}), "KVTAMP_EVICT_KEEP_RATIO"},
+      {Error({}, {{"KVTAMP_EVICT_KEEP_RATIO", "50%"}}), "above 0 and at most 1"},
+      {Error({{"evict.keep_ratio", "nan", ""}}), "above 0"},
+      {Error({{"evict.kernel_size", "4", ""}}), "odd"},
+      {Error({{"evict.budget", "fair", ""}}), "pyramidkv+adakv"},
+      {Error({{"evict.then", "merge", ""}}), "demote or drop"},
+      {Error({{"evict.then", "keep", ""}}), "demote or drop"},
   };
   for (const auto& [error, part] : errors) {
     EXPECT_NE(error.find(part), std::string::npos) << error;

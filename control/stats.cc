@@ -16,14 +16,20 @@ double Bits(std::uint64_t stored, std::uint64_t logical) {
 }
 
 ordered_json LayerJson(const LayerStats& layer) {
-  return {{"layer", layer.layer},
-          {"n_head_kv", layer.n_head_kv},
-          {"head_size_k", layer.head_size_k},
-          {"head_size_v", layer.head_size_v},
-          {"format_k", layer.format_k},
-          {"format_v", layer.format_v},
-          {"logical_bytes", layer.logical_bytes},
-          {"stored_bytes", layer.stored_bytes}};
+  ordered_json j = {{"layer", layer.layer},
+                    {"n_head_kv", layer.n_head_kv},
+                    {"head_size_k", layer.head_size_k},
+                    {"head_size_v", layer.head_size_v},
+                    {"format_k", layer.format_k},
+                    {"format_v", layer.format_v},
+                    {"logical_bytes", layer.logical_bytes},
+                    {"stored_bytes", layer.stored_bytes}};
+  if (layer.heads.empty()) return j;
+  ordered_json heads = ordered_json::array();
+  for (const LayerStats::Entries& e : layer.heads)
+    heads.push_back({{"kept", e.kept}, {"evicted", e.evicted}, {"demoted", e.demoted}});
+  j["entries_by_head"] = std::move(heads);
+  return j;
 }
 
 ordered_json CacheJson(const CacheStats& cache) {
@@ -87,6 +93,7 @@ std::string StatsJson(const Snapshot& s) {
   j["page_size"] = s.page_size;
   j["n_sink"] = s.n_sink;
   j["residual_length"] = s.residual_length;
+  if (!s.policy.empty()) j["policy"] = s.policy;
 
   j["logical_bytes"] = s.logical_bytes();
   j["logical_bytes_by_tensor"] = {{"k", s.logical_bytes_k}, {"v", s.logical_bytes_v}};
@@ -101,6 +108,10 @@ std::string StatsJson(const Snapshot& s) {
   j["bits_per_element"] = {{"k", s.bits_per_element_k()}, {"v", s.bits_per_element_v()}};
   j["compression_factor"] = s.compression_factor();
   j["pages"] = {{"open", s.pages.open}, {"settled", s.pages.settled}, {"sealed", s.pages.sealed}};
+  if (s.pages.demoted > 0) j["pages"]["demoted"] = s.pages.demoted;
+  if (s.entries_kept + s.entries_evicted > 0)
+    j["entries"] = {
+        {"kept", s.entries_kept}, {"evicted", s.entries_evicted}, {"demoted", s.entries_demoted}};
   j["cells_used"] = s.cells_used;
   j["cells_capacity"] = s.cells_capacity;
   j["rows_written_total"] = s.rows_written_total;
@@ -145,6 +156,10 @@ std::string StatsText(const Snapshot& s) {
     if (s.at_end && s.at_end->stored_bytes != s.stored_bytes()) {
       text += fmt::format("; that was the fullest, at the end {} cells in use, {} as kept",
                           s.at_end->cells_used, BytesText(s.at_end->stored_bytes));
+    }
+    if (s.entries_evicted + s.entries_demoted > 0) {
+      text += fmt::format("; of the entries {} are evicted and {} have fewer bits ({})",
+                          s.entries_evicted, s.entries_demoted, s.policy);
     }
     if (s.rows_dead > 0) text += fmt::format("; {} dead rows", s.rows_dead);
   } else {

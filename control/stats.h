@@ -25,7 +25,8 @@ struct PageCounts {
   std::uint64_t open = 0;
   std::uint64_t settled = 0;
   std::uint64_t sealed = 0;
-  std::uint64_t total() const { return open + settled + sealed; }
+  std::uint64_t demoted = 0;
+  std::uint64_t total() const { return open + settled + sealed + demoted; }
 };
 
 struct LayerStats {
@@ -37,6 +38,12 @@ struct LayerStats {
   std::string format_v;
   std::uint64_t logical_bytes = 0;
   std::uint64_t stored_bytes = 0;
+  // Of each KV head, with a policy of [evict] or after a state that was pruned: entries that are
+  // attended, those that are gone, and of the former those with fewer bits than the format says.
+  struct Entries {
+    std::uint64_t kept = 0, evicted = 0, demoted = 0;
+  };
+  std::vector<Entries> heads = {};
 };
 
 // One cache of the host (a model with sliding windows has two).
@@ -79,6 +86,7 @@ struct Snapshot {
   std::uint32_t page_size = 0;
   std::uint32_t n_sink = 0;
   std::uint32_t residual_length = 0;
+  std::string policy;  // of [evict]; empty: none
 
   // How much. Sums over all caches, layers, heads and streams.
   std::uint64_t logical_bytes_k = 0;  // what f16 would need for the same cells
@@ -96,6 +104,8 @@ struct Snapshot {
   std::uint64_t rows_dead = 0;  // of those, overwritten or cleared and still taking room
   std::uint64_t pages_seen_total = 0;  // by decoding, KV heads added up; with cache.top_pages only
   std::uint64_t pages_read_total = 0;  // of those
+  // Entries of all caches, layers and heads, as in LayerStats.
+  std::uint64_t entries_kept = 0, entries_evicted = 0, entries_demoted = 0;
   std::uint64_t values_clamped_total = 0;  // elements f16 cannot hold: clamped, NaN made 0
 
   std::vector<CacheStats> caches;  // may be empty

@@ -11,7 +11,8 @@ inline store::Options StoreOptions(const Settings& s) {
           .n_sink = s.n_sink,
           .residual_length = s.residual_length,
           .int8_window = s.int8_window,
-          .top_pages = s.top_pages};
+          .top_pages = s.top_pages,
+          .prune = s.prune};
 }
 
 }  // namespace kvtamp::control

@@ -21,7 +21,11 @@ enum class State : std::uint8_t {
   kOpen,     // f16, being filled
   kSettled,  // f16, full (or pinned); recent, or its writer may still be attending
   kSealed,   // final format on every side that is written
+  kDemoted,  // coded anew: a head of it has fewer bits than the format says, or nothing
+  kPruned,   // its entries lie in pages of one head each; it keeps only which cells they were
 };
+
+inline constexpr std::uint16_t kAllHeads = 0x7FFF;
 
 struct RowMask {
   std::uint64_t word[kMaskWords] = {};
@@ -83,8 +87,12 @@ struct Page {
   std::int32_t* shifts = nullptr;
   std::int32_t shift = 0;
   State state = State::kFree;
-  bool pinned = false;  // holds sinks: stays f16
-  bool zero = false;    // rows of zeros: neither side has bytes, none is ever sealed
+  bool pinned : 1 = false;  // holds sinks: stays f16
+  bool zero : 1 = false;    // rows of zeros: neither side has bytes, none is ever sealed
+  // Whose rows they are, those of all heads or of one. Of one: an f16 row is that head's alone, and
+  // a coded side has no bytes for the others.
+  std::uint16_t head = kAllHeads;
+  bool single() const { return head != kAllHeads; }
 
   std::int32_t shift_of(std::uint32_t row) const { return shifts ? shifts[row] : shift; }
   std::uint32_t cell(std::uint32_t row) const { return cells ? cells[row] : first_cell + row; }

@@ -19,7 +19,9 @@ constexpr auto kMaxFinite = std::bit_cast<std::int32_t>(std::numeric_limits<floa
 }  // namespace
 
 Cache::Cache(const Options& options, std::uint32_t n_streams, std::uint32_t n_cells)
-    : options_(options), n_streams_(n_streams), n_cells_(n_cells) {}
+    : options_(options), n_streams_(n_streams), n_cells_(n_cells) {
+  if (!options_.prune.policy.empty()) pruner_.emplace(options_.prune);
+}
 
 Cache::~Cache() = default;
 
@@ -43,6 +45,8 @@ Status Cache::AddLayer(std::uint32_t layer, std::uint32_t n_embd_k, std::uint32_
   l.shape.n_sink = options_.n_sink;
   l.shape.residual_length = options_.residual_length;
   l.shape.hollow = options_.hollow;
+  l.shape.prunes = pruner_.has_value();
+  if (pruner_) l.observed.resize(n_streams_);
   l.streams.resize(n_streams_);
   for (auto& s : l.streams) s = std::make_unique<Stream>(l.shape, allocator_);
   return Status::Ok();
@@ -96,6 +100,15 @@ Status Cache::SetLayouts(Layer& l) const {
     if (!final.ok()) return final.status();
     const int i = static_cast<int>(side);
     s.final[i] = final.value();
+    s.ladder[i] = {s.final[i]->heads};
+    for (std::uint32_t centibits : {400u, 300u, 200u, 150u, 100u}) {
+      if (!s.prunes || !options_.prune.demote) break;
+      const auto bits = static_cast<std::uint16_t>(centibits);
+      const auto format_of = codec::Resolve(codec::WithBits(format, side, bits), side, s.dim(side));
+      if (!format_of.ok()) return format_of.status();
+      const auto fewer = layout(format_of.value(), false);
+      if (fewer.ok()) s.ladder[i].push_back(fewer.value()->heads);
+    }
     if (!options_.int8_window) continue;
     if (format == int8 && l.heads.empty()) {
       s.window[i] = s.final[i];
@@ -186,7 +199,7 @@ Status Cache::Write(std::uint32_t layer, Side side, std::span<const std::uint64_
     if (l->rows_clamped++ < kMaxRowsApart)
       StreamOf(*l, cells[i]).MarkSink(static_cast<std::uint32_t>(cells[i] % n_cells_));
   }
-  if (side == Side::kK) l->rows_written += cells.size();
+  if (side == Side::kK) NoteWritten(*l, cells);
   return Status::Ok();
 }
 
@@ -206,12 +219,24 @@ Status Cache::Write(std::uint32_t layer, Side side, std::span<const std::uint64_
     if (options_.hollow) continue;
     const half_t* row = rows + i * stride;
     std::memcpy(place.value(), row, l->shape.n_embd(side) * sizeof(half_t));
+    if (side == Side::kK) StreamOf(*l, cells[i]).NoteEvicted(cell, row);
     const bool finite = std::all_of(row, row + l->shape.n_embd(side),
                                     [](half_t h) { return (h & 0x7C00) != 0x7C00; });
     if (!finite && l->rows_clamped++ < kMaxRowsApart) StreamOf(*l, cells[i]).MarkSink(cell);
   }
-  if (side == Side::kK) l->rows_written += cells.size();
+  if (side == Side::kK) NoteWritten(*l, cells);
   return Status::Ok();
+}
+
+// Keys of these cells are new.
+void Cache::NoteWritten(Layer& l, std::span<const std::uint64_t> cells) {
+  l.rows_written += cells.size();
+  if (l.observed.empty()) return;
+  for (std::uint64_t c : cells) {
+    Observed& observed = l.observed[c / n_cells_];
+    observed.rows++;
+    observed.Forget(static_cast<std::uint32_t>(c % n_cells_));
+  }
 }
 
 Status Cache::WriteZero(std::uint32_t layer, Side side, std::uint64_t cell) {
@@ -233,6 +258,16 @@ bool Cache::Read(std::uint32_t layer, Side side, std::uint64_t cell, half_t* row
   Layer* l = Get(layer);
   if (l == nullptr || !FlushCopy(*l).ok()) return false;
   return StreamOf(*l, cell).Read(side, static_cast<std::uint32_t>(cell % n_cells_), row);
+}
+
+std::size_t Cache::Evict(std::uint32_t layer, std::uint32_t stream, std::uint32_t head,
+                         std::span<const std::uint32_t> cells) {
+  const Gate::Host host(gate_);
+  Layer* l = Get(layer);
+  if (l == nullptr || head >= l->shape.n_head_kv || !FlushCopy(*l).ok()) return 0;
+  std::size_t n = 0;
+  for (std::uint32_t c : cells) n += l->streams[stream]->Evict(head, c);
+  return n;
 }
 
 void Cache::MarkSinks(std::uint32_t layer, std::uint32_t stream,
@@ -300,7 +335,25 @@ Status Cache::Attend(std::uint32_t layer, std::span<const StreamJob> jobs,
   }
   attention::Params p = params;
   p.top_pages = options_.top_pages;
-  return attention::Attend(view, jobs_, p, workspace_, executor, &pages_read_);
+  Status status = attention::Attend(view, jobs_, p, workspace_, executor, &pages_read_);
+  for (std::size_t i = 0; i < jobs.size() && pruner_ && status.ok(); ++i) {
+    Observed& observed = l->observed[jobs[i].stream];
+    if (pruner_->Due(observed))
+      status = pruner_->Observe(view, jobs_[i], p, workspace_, executor, observed);
+  }
+  return status;
+}
+
+// Its place among the cache's layers counts, since a pyramid's share depends on it.
+Pruner::Place Cache::PlaceOf(std::uint32_t layer, std::size_t stream) {
+  std::uint32_t index = 0, n = 0;
+  for (std::uint32_t il = 0; il < layers_.size(); ++il) {
+    if (layers_[il] == nullptr) continue;
+    if (il == layer) index = n;
+    ++n;
+  }
+  Layer& l = *layers_[layer];
+  return {index, n, l.shape, l.observed[stream], *l.streams[stream]};
 }
 
 Status Cache::Maintain(std::uint32_t layer, Executor& executor) {
@@ -314,23 +367,30 @@ Status Cache::Maintain(std::uint32_t layer, Executor& executor) {
   // Without a page to code these stay empty, and nothing is allocated.
   std::vector<Item> items;
   std::vector<Stream::SealTask> tasks;
+  std::vector<std::uint32_t> packs;
   Status status;
-  for (auto& stream : l->streams) {
+  const bool prunes = !l->observed.empty() && l->shape.n_head_kv != 0;
+  for (std::size_t i = 0; i < l->streams.size(); ++i) {
+    Stream* stream = l->streams[i].get();
     tasks.clear();
-    status = stream->CollectSeals(tasks);
-    for (const Stream::SealTask& t : tasks) items.push_back({stream.get(), t});
+    packs.clear();
+    if (prunes) status = pruner_->Prune(PlaceOf(layer, i));
+    if (status.ok()) status = stream->CollectSeals(tasks, packs);
+    if (l->shape.k.mean && l->shape.k_mean.empty()) {
+      const auto first = std::find_if(tasks.begin(), tasks.end(),
+                                      [](const Stream::SealTask& t) { return t.side == Side::kK; });
+      if (first != tasks.end() || !packs.empty()) {
+        l->shape.k_mean = l->restored && !l->shape.k_mean_before.empty()
+                              ? l->shape.k_mean_before
+                              : stream->MeanKey(first != tasks.end() ? first->page : packs.front());
+      }
+    }
+    if (status.ok()) status = stream->Pack(packs, tasks);
+    if (prunes && status.ok()) status = pruner_->Demote(PlaceOf(layer, i), tasks);
+    for (const Stream::SealTask& t : tasks) items.push_back({stream, t});
     if (!status.ok()) break;
   }
   if (!items.empty()) {
-    if (l->shape.k.mean && l->shape.k_mean.empty()) {
-      auto first = std::find_if(items.begin(), items.end(),
-                                [](const Item& i) { return i.task.side == Side::kK; });
-      if (first != items.end()) {
-        l->shape.k_mean = l->restored && !l->shape.k_mean_before.empty()
-                              ? l->shape.k_mean_before
-                              : first->stream->MeanKey(first->task.page);
-      }
-    }
     const std::size_t n = items.size() * l->shape.n_head_kv;
     std::atomic<std::size_t> next{0};
     auto work = [&](int) {
@@ -443,6 +503,7 @@ Status Cache::CopySide(std::uint32_t layer, Side side, std::uint32_t from, std::
     l->copy_pending = false;
     Status status;
     l->streams[to]->CopyFrom(*l->streams[from], status);
+    if (!l->observed.empty()) l->observed[to] = l->observed[from];
     return status;
   }
   if (Status s = FlushCopy(*l); !s.ok()) return s;
@@ -460,6 +521,7 @@ void Cache::Clear() {
     Layer& l = *layer;
     l.copy_pending = false;
     for (auto& s : l.streams) s->Clear();
+    std::fill(l.observed.begin(), l.observed.end(), Observed());
     // No coded page is left that needs it.
     if (!l.shape.k_mean.empty()) l.shape.k_mean_before = std::move(l.shape.k_mean);
     l.shape.k_mean.clear();
@@ -503,9 +565,17 @@ CacheBytes Cache::bytes() {
       lb.sum.n_sealed += b.n_sealed;
       lb.sum.live_rows += b.live_rows;
       lb.sum.dead_rows += b.dead_rows;
+      lb.sum.n_demoted += b.n_demoted;
+      lb.sum.n_pruned += b.n_pruned;
     }
+    std::vector<std::uint64_t> kept(l.shape.n_head_kv), demoted(l.shape.n_head_kv);
+    bool pruned = false;
+    for (auto& s : l.streams) pruned = s->CountEntries(kept, demoted) || pruned;
+    for (std::uint32_t h = 0; h < kept.size() && pruned; ++h)
+      lb.heads.push_back({kept[h], lb.sum.live_rows - kept[h], demoted[h]});
     lb.sum.index += l.shape.k_mean_before.capacity() * sizeof(float);
     lb.sum.index += l.shape.k_weight.capacity() * sizeof(float);
+    for (const Observed& o : l.observed) lb.sum.index += o.bytes();
     for (const auto& [shift, angles] : l.shape.turns)
       lb.sum.index += sizeof(shift) + sizeof(angles) + angles.capacity() * sizeof(float);
     out.cells_used = std::max(out.cells_used, lb.sum.live_rows);

@@ -13,6 +13,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,6 +24,7 @@
 #include "base/status.h"
 #include "codec/format.h"
 #include "page/allocator.h"
+#include "store/prune.h"
 #include "store/stream.h"
 
 namespace kvtamp::store {
@@ -36,6 +38,7 @@ struct Options {
   // For counting bytes alone: halves may be null and are not looked at, pages are sealed without
   // being encoded, all reads as zeros. Bytes come out as ever, next to none of them resident.
   bool hollow = false;
+  PruneOptions prune = {};      // must have passed CheckPruneOptions
 };
 
 // One layer's share of a snapshot.
@@ -45,6 +48,13 @@ struct LayerBytes {
   codec::Pair format;
   std::uint64_t logical[2] = {};  // f16 bytes of the live rows, by codec::Side
   StreamBytes sum;                // over its streams
+  // By KV head, of the live rows: entries that are attended, and those that are gone. Empty where
+  // none may go and none has.
+  struct Entries {
+    std::uint64_t kept = 0, evicted = 0;
+    std::uint64_t demoted = 0;  // of those kept: with fewer bits than their format says
+  };
+  std::vector<Entries> heads;
 };
 
 struct CacheBytes {
@@ -89,6 +99,11 @@ class Cache {
 
   // False (and zeros) where nothing was written.
   bool Read(std::uint32_t layer, codec::Side side, std::uint64_t cell, half_t* row);
+
+  // The entries of these cells in one KV head are attended no more; how many there were. Their
+  // bytes go with Maintain. Sinks stay.
+  std::size_t Evict(std::uint32_t layer, std::uint32_t stream, std::uint32_t head,
+                    std::span<const std::uint32_t> cells);
 
   // Marks cells of one stream that must stay f16 (a sequence's first tokens).
   void MarkSinks(std::uint32_t layer, std::uint32_t stream, std::span<const std::uint32_t> cells);
@@ -148,12 +163,15 @@ class Cache {
     std::uint32_t copy_from = 0, copy_to = 0;
     std::uint64_t rows_written = 0;
     std::uint64_t rows_clamped = 0;
-    bool restored = false;      // since Clear
-    std::uint64_t q_count = 0;  // queries that LayerShape::k_weight is the mean over
+    bool restored = false;           // since Clear
+    std::uint64_t q_count = 0;       // queries that LayerShape::k_weight is the mean over
+    std::vector<Observed> observed;  // by stream; empty where nothing is pruned
   };
   Layer* Get(std::uint32_t layer);
   Status SetLayouts(Layer& layer) const;
   void NoteQueries(Layer& layer, const attention::Job& job, std::uint32_t n_head);
+  void NoteWritten(Layer& layer, std::span<const std::uint64_t> cells);
+  Pruner::Place PlaceOf(std::uint32_t layer, std::size_t stream);
   Status FlushCopy(Layer& layer);
   Status CopyRows(Layer& layer, codec::Side side, std::uint32_t from, std::uint32_t to);
   Stream& StreamOf(Layer& layer, std::uint64_t cell) { return *layer.streams[cell / n_cells_]; }
@@ -170,6 +188,7 @@ class Cache {
   std::vector<attention::Job> jobs_;
   std::uint64_t clamped_ = 0;
   attention::PagesRead pages_read_;
+  std::optional<Pruner> pruner_;
 };
 
 }  // namespace kvtamp::store

@@ -10,6 +10,7 @@ namespace kvtamp::store {
 using codec::Side;
 using page::Block;
 using page::CellIndex;
+using page::kAllHeads;
 using page::Page;
 using page::RowMask;
 using page::State;
@@ -29,36 +30,52 @@ void Stream::AppendViews(std::vector<attention::Page>& views, std::deque<RowMask
     return shift == 0 ? nullptr : shape_.turns.at(shift).data();
   };
   bool turned = false;
-  for (const auto& p : pages_) {
-    if (p == nullptr) continue;
+  const auto add = [&](const Page& p, attention::Page v, const RowMask& live) {
+    v.live = live.word;
+    if (p.shifts == nullptr) {
+      v.turn = turn_of(p.shift);
+      turned = turned || v.turn != nullptr;
+      views.push_back(v);
+      return;
+    }
+    turned = true;
+    RowMask left = live;
+    for (std::uint32_t r = 0; r < p.rows; ++r) {
+      if (!left.test(r)) continue;
+      RowMask& mine = masks.emplace_back();
+      for (std::uint32_t other = r; other < p.rows; ++other) {
+        if (!left.test(other) || p.shifts[other] != p.shifts[r]) continue;
+        mine.set(other);
+        left.reset(other);
+      }
+      v.live = mine.word;
+      v.turn = turn_of(p.shifts[r]);
+      views.push_back(v);
+    }
+  };
+  for (std::uint32_t id = 0; id < pages_.size(); ++id) {
+    const Page* p = pages_[id].get();
+    if (p == nullptr || p->state == State::kPruned) continue;
     attention::Page v;
     v.k = p->k.data;
     v.v = p->v.data;
-    v.live = p->live.word;
     v.cells = p->cells;
     v.first_cell = p->first_cell;
     v.rows = p->rows;
     v.k_layout = p->k.layout();
     v.v_layout = p->v.layout();
-    if (p->shifts == nullptr) {
-      v.turn = turn_of(p->shift);
-      turned = turned || v.turn != nullptr;
-      views.push_back(v);
+    v.head = p->head & kAllHeads;
+    v.alone = p->single();
+    const std::vector<RowMask>* gone = GoneOf(id);
+    if (gone == nullptr) {
+      add(*p, v, p->live);
       continue;
     }
-    turned = true;
-    RowMask left = p->live;
-    for (std::uint32_t r = 0; r < p->rows; ++r) {
-      if (!left.test(r)) continue;
-      RowMask& mine = masks.emplace_back();
-      for (std::uint32_t other = r; other < p->rows; ++other) {
-        if (!left.test(other) || p->shifts[other] != p->shifts[r]) continue;
-        mine.set(other);
-        left.reset(other);
-      }
-      v.live = mine.word;
-      v.turn = turn_of(p->shifts[r]);
-      views.push_back(v);
+    for (std::uint32_t h = 0; h < gone->size(); ++h) {  // each head its own rows
+      RowMask& left = masks.emplace_back(p->live);
+      for (std::uint32_t w = 0; w < page::kMaskWords; ++w) left.word[w] &= ~(*gone)[h].word[w];
+      v.head = h & kAllHeads;
+      add(*p, v, left);
     }
   }
   // Pages of one turn together: the query is turned once for them.
@@ -104,6 +121,7 @@ void Stream::FreePage(std::uint32_t id) {
   free_.push_back(id);
   NotUnsealed(id);
   ForgetPage(id);
+  if (pruned_ != nullptr) pruned_->gone.erase(id);
   if (pinned_ == id) pinned_ = CellIndex::kNone;
   if (zero_ == id) zero_ = CellIndex::kNone;
 }
@@ -121,6 +139,7 @@ void Stream::Clear() {
   died_ = false;
   zero_k_.clear();
   n_zero_k_ = 0;
+  pruned_.reset();
 }
 
 Status Stream::NoteCell(Page& p, std::uint32_t row, std::uint32_t cell) {
@@ -138,7 +157,7 @@ Status Stream::NoteCell(Page& p, std::uint32_t row, std::uint32_t cell) {
 Status Stream::EnsureF16(Page& p, Side side, std::uint32_t row) {
   Block& b = p.side(side);
   if (b.data != nullptr && b.coded()) return Status::Ok();
-  const std::size_t row_bytes = shape_.n_embd(side) * sizeof(half_t);
+  const std::size_t row_bytes = RowElements(p, side) * sizeof(half_t);
   if ((row + 1) * row_bytes <= b.bytes) return Status::Ok();
   // Doubling from 16 rows: an open page of every layer is there all the time, and its empty half
   // counts.
@@ -202,7 +221,12 @@ void Stream::Kill(Where where) {
   const std::uint32_t cell = p.cell(where.row);
   ForgetZero(cell);
   p.live.reset(where.row);
-  died_ = died_ || p.state == State::kSealed;
+  if (p.single()) pruned_->holes = true;
+  if (p.state == State::kPruned) {
+    for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h)
+      if (Where entry; FindEntry(h, cell, entry)) Kill(entry);
+  }
+  died_ = died_ || IsCodedForGood(p);
   if (p.live.count() == 0 && p.state != State::kOpen) FreePage(where.page);
 }
 
@@ -257,6 +281,7 @@ Result<Stream::Where> Stream::Append(std::uint32_t cell, const Sight* sight, std
   }
   p.rows++;
   p.live.set(row);
+  ForgetGone(id, row);
   if (Status s = SetShift(p, row, 0); !s.ok()) return s;  // whatever the rows before went through
   index_.Set(cell, id);
   cells_end_ = std::max(cells_end_, cell + 1);
@@ -281,16 +306,21 @@ Result<half_t*> Stream::Place(Side side, std::uint32_t cell, const Sight* sight,
   if (first) first_rows_++;
   if (found) {
     const Block& b = pages_[at.page]->side(side);
-    if ((b.data != nullptr && b.coded()) || (first && pages_[at.page]->pinned)) {
+    const bool pruned = pages_[at.page]->state == State::kPruned;
+    if (pruned || (b.data != nullptr && b.coded()) || (first && pages_[at.page]->pinned)) {
       // Coded already, or a sink before a page of its own: a new row takes its place and keeps the
       // other half.
       const Side other = side == Side::kK ? Side::kV : Side::kK;
       std::vector<half_t> keep;
-      if (shape_.n_embd(other) != 0 && Written(*pages_[at.page], other, at.row)) {
+      std::int32_t shift = 0;
+      if (pruned && shape_.n_embd(other) != 0) {
+        keep.resize(shape_.n_embd(other));
+        ReadTurned(at.page, other, at.row, keep.data());
+      } else if (shape_.n_embd(other) != 0 && Written(*pages_[at.page], other, at.row)) {
         keep.resize(shape_.n_embd(other));
         ReadRow(*pages_[at.page], other, at.row, keep.data());
+        if (other == Side::kK) shift = pages_[at.page]->shift_of(at.row);
       }
-      const std::int32_t shift = other == Side::kK ? pages_[at.page]->shift_of(at.row) : 0;
       std::erase(sinks_, cell);
       Kill(at);
       auto fresh = Append(cell, sight, in_batch);
@@ -313,6 +343,7 @@ Result<half_t*> Stream::Place(Side side, std::uint32_t cell, const Sight* sight,
   Page& p = *pages_[at.page];
   if (Status s = EnsureF16(p, side, p.rows - 1u); !s.ok()) return s;
   if (side == Side::kK) {
+    ForgetGone(at.page, at.row);
     if (Status s = SetShift(p, at.row, 0); !s.ok()) return s;
   }
   p.side(side).written()->set(at.row);
@@ -340,8 +371,11 @@ Status Stream::WriteZero(Side side, std::uint32_t cell) {
   Where at;
   if (!Find(cell, at) || pages_[at.page]->zero) return Status::Ok();
   const Page& p = *pages_[at.page];
-  const bool k_zero = side == Side::kK || ZeroPending(cell) || !Written(p, Side::kK, at.row);
-  const bool v_zero = side == Side::kV || !Written(p, Side::kV, at.row);
+  const auto written = [&](Side s) {
+    return p.state == State::kPruned ? shape_.n_embd(s) != 0 : Written(p, s, at.row);
+  };
+  const bool k_zero = side == Side::kK || ZeroPending(cell) || !written(Side::kK);
+  const bool v_zero = side == Side::kV || !written(Side::kV);
   if (k_zero && v_zero) {
     std::erase(sinks_, cell);
     Kill(at);
@@ -372,6 +406,7 @@ Status Stream::Write(Side side, std::uint32_t cell, const half_t* row) {
   auto place = Place(side, cell);
   if (!place.ok()) return place.status();
   std::memcpy(place.value(), row, shape_.n_embd(side) * sizeof(half_t));
+  if (side == Side::kK) NoteEvicted(cell, row);
   return Status::Ok();
 }
 
@@ -392,27 +427,33 @@ void Stream::ReadRow(const Page& p, Side side, std::uint32_t row, half_t* out) c
     std::memset(out, 0, n_embd * sizeof(half_t));
     return;
   }
-  if (!b.coded()) {
+  if (!b.coded() && !p.single()) {
     std::memcpy(out, page::F16Row(b, n_embd, row), n_embd * sizeof(half_t));
     return;
   }
-  float x[codec::kMaxDim];
-  for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h) {
-    DecodeHead(b, side, h, row, x);
-    for (std::uint32_t c = 0; c < shape_.dim(side); ++c) *out++ = FloatToHalf(x[c]);
+  const std::uint32_t dim = shape_.dim(side);
+  for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h, out += dim) {
+    if (Lacks(p, h)) {
+      std::fill_n(out, dim, kEvicted);
+    } else {
+      ReadHead(p, side, h, row, out);
+    }
   }
 }
 
 bool Stream::Read(Side side, std::uint32_t cell, half_t* row) const {
   Where at;
   const bool found = Find(cell, at);
+  if (found && pages_[at.page]->state == State::kPruned) {
+    ReadTurned(at.page, side, at.row, row);
+    return true;
+  }
   if (!found || !Written(*pages_[at.page], side, at.row) ||
       (side == Side::kK && ZeroPending(cell))) {
     std::memset(row, 0, shape_.n_embd(side) * sizeof(half_t));
     return found && (pages_[at.page]->zero || Written(*pages_[at.page], side, at.row));
   }
-  ReadRow(*pages_[at.page], side, at.row, row);
-  if (side == Side::kK) TurnRow(pages_[at.page]->shift_of(at.row), row);
+  ReadTurned(at.page, side, at.row, row);
   return true;
 }
 
@@ -428,7 +469,8 @@ bool Stream::IsSink(std::uint32_t cell) const {
   return std::binary_search(sinks_.begin(), sinks_.end(), cell);
 }
 
-Status Stream::PinRow(const Page& from, std::uint32_t row) {
+Status Stream::PinRow(std::uint32_t from_id, std::uint32_t row) {
+  const Page& from = *pages_[from_id];
   if (pinned_ == CellIndex::kNone) {
     auto id = NewPage(kPinnedRows, true);
     if (!id.ok()) return id.status();
@@ -449,6 +491,7 @@ Status Stream::PinRow(const Page& from, std::uint32_t row) {
   }
   to.rows++;
   to.live.set(at);
+  CopyGone(from_id, row, id, at);
   if (Status s = SetShift(to, at, from.shift_of(row)); !s.ok()) return s;
   index_.Set(cell, id);
   if (to.rows == to.capacity) pinned_ = CellIndex::kNone;
@@ -460,7 +503,7 @@ Status Stream::MovePinned(std::uint32_t id) {
   for (std::uint32_t r = 0; r < pages_[id]->rows; ++r) {
     const Page& p = *pages_[id];
     if (!p.live.test(r) || !IsSink(p.cell(r))) continue;
-    if (Status s = PinRow(p, r); !s.ok()) return s;
+    if (Status s = PinRow(id, r); !s.ok()) return s;
     const bool last = p.live.count() == 1;
     Kill({id, r});
     if (last) return Status::Ok();
@@ -514,9 +557,10 @@ void Stream::CopyFrom(const Stream& other, Status& status) {
       status = page::NoMemory(from.k.bytes + from.v.bytes);
       return;
     }
-    for (std::uint32_t r = 0; r < p.rows; ++r)
+    for (std::uint32_t r = 0; r < p.rows && !p.single(); ++r)
       if (p.live.test(r)) index_.Set(p.cell(r), id);
   }
+  if (other.pruned_ != nullptr) pruned_ = std::make_unique<Pruned>(*other.pruned_);
   unsealed_ = other.unsealed_;
   sinks_ = other.sinks_;
   runs_ = other.runs_;
@@ -537,15 +581,18 @@ StreamBytes Stream::bytes() const {
     if (!ptr) continue;
     const Page& p = *ptr;
     const std::uint64_t live = p.live.count();
-    if (p.zero) {
+    if (p.zero || p.state == State::kPruned) {
+      out.n_pruned += !p.zero;
+      out.live_rows += p.zero ? 0 : live;
       out.index += sizeof(Page) + (p.cells ? p.capacity * sizeof(std::uint32_t) : 0);
       continue;
     }
-    out.live_rows += live;
-    out.dead_rows += p.rows - live;
+    out.live_rows += p.single() ? 0 : live;
+    out.dead_rows += p.single() ? 0 : p.rows - live;
     out.n_open += p.state == State::kOpen;
     out.n_settled += p.state == State::kSettled;
     out.n_sealed += p.state == State::kSealed;
+    out.n_demoted += p.state == State::kDemoted;
     out.index += sizeof(Page) + (p.cells ? p.capacity * sizeof(std::uint32_t) : 0) +
                  (p.shifts ? p.capacity * sizeof(std::int32_t) : 0);
     for (Side side : {Side::kK, Side::kV}) {
@@ -558,7 +605,7 @@ StreamBytes Stream::bytes() const {
                              : p.state == State::kSettled ? &out.window
                                                           : nullptr;
       if (!b.coded()) {
-        useful = live * shape_.n_embd(side) * 2;
+        useful = live * RowElements(p, side) * 2;
         out.open[s] += useful;
         if (early != nullptr) *early += useful;
       } else {
@@ -580,6 +627,12 @@ StreamBytes Stream::bytes() const {
   out.index += index_.bytes() + zero_k_.capacity() / 8 + pages_.capacity() * sizeof(void*) +
                (free_.capacity() + sinks_.capacity()) * sizeof(std::uint32_t) +
                unsealed_.capacity() * sizeof(Unsealed) + runs_.capacity() * sizeof(Run);
+  if (pruned_ != nullptr) {
+    for (const auto& [id, heads] : pruned_->gone)
+      out.index += sizeof(id) + sizeof(heads) + heads.capacity() * sizeof(RowMask);
+    for (const auto& cells : pruned_->at) out.index += cells.capacity() * sizeof(std::uint32_t);
+    out.index += sizeof(Pruned) + pruned_->notes.capacity() * sizeof(Pruned::Note);
+  }
   return out;
 }
 

@@ -89,10 +89,12 @@ std::uint32_t Stream::NewRun() {
   if (runs_.size() < kMaxRuns) {
     runs_.reserve(runs_.size() + 1);  // most streams have one
     runs_.emplace_back();
+    runs_.back().serial = ++n_runs_;
     return static_cast<std::uint32_t>(runs_.size() - 1);
   }
   const auto oldest = std::min_element(runs_.begin(), runs_.end(),
                                        [](const Run& a, const Run& b) { return a.used < b.used; });
+  oldest->serial = ++n_runs_;
   return static_cast<std::uint32_t>(oldest - runs_.begin());
 }
 
@@ -107,6 +109,7 @@ Result<Stream::Run*> Stream::RunFor(std::uint32_t cell, const Sight* sight, std:
     run.page = id.value();
     run.passed_over = CellIndex::kNone;
     run.batch_row = 0;
+    if (shape_.prunes) NotePage(run.page, {run.serial, clock_});
   } else if (run.used < batch_begin_) {
     run.batch_row = pages_[run.page]->rows;
   }

@@ -21,10 +21,16 @@ bool Stream::IsFinal(const Page& p, Side side) const {
          (SideComplete(p, side) && p.side(side).layout() == shape_.final_of(side));
 }
 
-Status Stream::CollectSeals(std::vector<SealTask>& tasks) {
+Status Stream::CollectSeals(std::vector<SealTask>& tasks, std::vector<std::uint32_t>& packs) {
   if (shape_.n_head_kv == 0) return Status::Ok();
   SettleIdle();
-  if (unsealed_.empty()) return Status::Ok();
+  if (pruned_ != nullptr)
+    for (const auto& [id, heads] : pruned_->gone)
+      if (IsCodedForGood(*pages_[id])) packs.push_back(id);
+  if (unsealed_.empty()) {
+    if (!packs.empty() && !WorthPacking(packs)) packs.clear();
+    return Status::Ok();
+  }
   // Each run has a recent window of its own, as long as it is not idle.
   std::array<std::size_t, kMaxRuns> newer = {};
   for (std::size_t i = 0; i < runs_.size(); ++i)
@@ -51,6 +57,19 @@ Status Stream::CollectSeals(std::vector<SealTask>& tasks) {
     if (wanted(turn, Side::kK) != nullptr || wanted(turn, Side::kV) != nullptr || is_final(turn))
       turns.push_back(turn);
   }
+  // Pages that lost entries go to pages of one head each from their f16 rows, if that is worth it.
+  const auto to_pack = [&](const Turn& turn) {
+    const Page* p = pages_[turn.page].get();
+    return p != nullptr && turn.due && GoneOf(turn.page) != nullptr && SideComplete(*p, Side::kK) &&
+           (shape_.n_embd_v == 0 || SideComplete(*p, Side::kV));
+  };
+  for (std::size_t i = turns.size(); i-- > 0;)
+    if (to_pack(turns[i])) packs.push_back(turns[i].page);
+  const bool pack = !packs.empty() && WorthPacking(packs);
+  packs.clear();
+  if (pack)
+    for (const auto& [id, heads] : pruned_->gone)
+      if (IsCodedForGood(*pages_[id])) packs.push_back(id);
   for (std::size_t i = turns.size(); i-- > 0;) {
     const Turn& turn = turns[i];
     const std::uint32_t id = turn.page;
@@ -59,6 +78,10 @@ Status Stream::CollectSeals(std::vector<SealTask>& tasks) {
     }
     if (!pages_[id]) continue;
     Page& p = *pages_[id];
+    if (pack && to_pack(turn)) {
+      packs.push_back(id);
+      continue;
+    }
     for (Side side : {Side::kK, Side::kV}) {
       const codec::SideLayout* to = wanted(turn, side);
       if (to == nullptr) continue;
@@ -97,21 +120,31 @@ void Stream::EncodeHead(const SealTask& task, std::uint32_t head) const {
   const Page& p = *pages_[task.page];
   const Block& b = p.side(task.side);
   const codec::SideLayout::Head& to = task.to->heads[head];
-  const std::uint32_t n_embd = shape_.n_embd(task.side), dim = to.shape.dim;
+  if (to.bytes == 0) return;
+  const std::uint32_t stride = RowElements(p, task.side), dim = to.shape.dim;
+  if (p.state == State::kDemoted) {  // some heads stay as they are
+    const codec::SideLayout::Head& from = b.layout()->heads[head];
+    if (from.coding == to.coding && from.shape == to.shape) {
+      std::memcpy(task.coded + to.offset, b.data + from.offset, to.bytes);
+      return;
+    }
+  }
+  page::RowMask valid = p.live;
+  if (const std::vector<page::RowMask>* gone = GoneOf(task.page))
+    for (std::uint32_t w = 0; w < page::kMaskWords; ++w) valid.word[w] &= ~(*gone)[head].word[w];
   if (!b.coded()) {
-    EncodeRows(task.side, to, head,
-               {page::F16Row(b, n_embd, 0) + std::size_t{head} * dim, n_embd, p.live.word},
-               task.coded);
+    const half_t* rows = page::F16Row(b, stride, 0) + (p.single() ? 0 : std::size_t{head} * dim);
+    EncodeRows(task.side, to, head, {rows, stride, valid.word}, task.coded);
     return;
   }
   std::vector<half_t> rows(std::size_t{p.capacity} * dim);
   float x[codec::kMaxDim];
   for (std::uint32_t r = 0; r < p.rows; ++r) {
-    if (!p.live.test(r)) continue;
+    if (!valid.test(r)) continue;
     DecodeHead(b, task.side, head, r, x);
     cpu::FloatToHalf(x, rows.data() + std::size_t{r} * dim, dim);
   }
-  EncodeRows(task.side, to, head, {rows.data(), dim, p.live.word}, task.coded);
+  EncodeRows(task.side, to, head, {rows.data(), dim, valid.word}, task.coded);
 }
 
 void Stream::FinishSeal(const SealTask& task) {
@@ -120,7 +153,7 @@ void Stream::FinishSeal(const SealTask& task) {
   FreeBlock(b);
   b.data = task.coded;
   b.SetCoded(task.to);
-  b.bytes = task.to->bytes;
+  b.bytes = std::max(task.to->bytes, 1u);  // that of no head at all is there, too
   if (IsFinal(p, Side::kK) && IsFinal(p, Side::kV)) {
     p.state = State::kSealed;
     NotUnsealed(task.page);
@@ -164,8 +197,10 @@ Status Stream::RecodeK(Page& p, const std::vector<half_t>& rows) {
   if (!p.k.coded()) {
     for (std::uint32_t r = 0; r < p.rows; ++r) {
       if (!p.live.test(r) || !Written(p, Side::kK, r)) continue;
-      std::memcpy(page::F16Row(p.k, shape_.n_embd_k, r),
-                  rows.data() + std::size_t{r} * shape_.n_embd_k, shape_.n_embd_k * sizeof(half_t));
+      const std::uint32_t n = RowElements(p, Side::kK);
+      std::memcpy(page::F16Row(p.k, n, r),
+                  rows.data() + std::size_t{r} * shape_.n_embd_k + (p.single() ? p.head * n : 0),
+                  n * sizeof(half_t));
     }
     FreeShifts(p);
     p.shift = 0;
@@ -175,6 +210,7 @@ Status Stream::RecodeK(Page& p, const std::vector<half_t>& rows) {
   if (coded == nullptr) return page::NoMemory(p.k.bytes);
   for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h) {
     const codec::SideLayout::Head& to = p.k.layout()->heads[h];
+    if (to.bytes == 0) continue;
     EncodeRows(Side::kK, to, h,
                {rows.data() + std::size_t{h} * to.shape.dim, shape_.n_embd_k, p.live.word}, coded);
   }
@@ -193,7 +229,9 @@ Status Stream::Compact() {
   std::uint32_t first = CellIndex::kNone;
   for (std::uint32_t id = 0; id < pages_.size(); ++id) {
     const Page* p = pages_[id].get();
-    if (p == nullptr || p->pinned || p->state != State::kSealed) continue;
+    if (p == nullptr || p->pinned) continue;
+    if (!IsCodedForGood(*p)) continue;
+    if (p->single() || GoneOf(id) != nullptr) continue;  // Pack's
     if (p->live.count() * 2u > p->capacity) continue;
     if (first == CellIndex::kNone) {
       first = id;
@@ -224,11 +262,14 @@ Status Stream::CompactInto(std::uint32_t a, std::uint32_t b) {
       }
       p.live.set(row);
       p.rows++;
+      for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h)
+        if (Lacks(old, h)) SetGone(id, h, row);
       if (Status s = SetShift(p, row, old.shift_of(r)); !s.ok()) return s;
     }
   }
   Page& p = *pages_[id];
   for (std::uint32_t r = 0; r < p.rows; ++r) index_.Set(p.cell(r), id);
+  if (shape_.prunes) NotePage(id, Pruned::Note(pruned_->notes[a]));
   FreePage(a);
   FreePage(b);
   p.state = State::kSettled;

@@ -18,15 +18,18 @@ constexpr std::size_t kMaxTurnsOfPage = 4;
 
 void Stream::TurnRow(std::int32_t shift, half_t* row) const {
   if (shift == 0) return;
+  for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h, row += shape_.dim(Side::kK))
+    TurnHead(shift, row);
+}
+
+void Stream::TurnHead(std::int32_t shift, half_t* row) const {
   const float* turn = shape_.turns.at(shift).data();
   const TurnShape& t = shape_.turn;
-  for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h, row += shape_.dim(Side::kK)) {
-    for (std::uint32_t i = 0; i < t.pairs; ++i) {
-      half_t &a = row[t.a(i)], &b = row[t.b(i)];
-      const float x = HalfToFloat(a), y = HalfToFloat(b);
-      a = FloatToHalf(turn[2 * i] * x - turn[2 * i + 1] * y);
-      b = FloatToHalf(turn[2 * i + 1] * x + turn[2 * i] * y);
-    }
+  for (std::uint32_t i = 0; i < t.pairs; ++i) {
+    half_t &a = row[t.a(i)], &b = row[t.b(i)];
+    const float x = HalfToFloat(a), y = HalfToFloat(b);
+    a = FloatToHalf(turn[2 * i] * x - turn[2 * i + 1] * y);
+    b = FloatToHalf(turn[2 * i + 1] * x + turn[2 * i] * y);
   }
 }
 

@@ -88,6 +88,8 @@ void Buffer::RegisterKv(const ggml_tensor* t, std::uint32_t layer, Side side) {
   kv->pair = &l;
   auto& slot = side == Side::kK ? l.k : l.v;
   last_layer_ = std::max<int>(last_layer_, static_cast<int>(layer));
+  if (layer == 0) has_first_layer_ = true;
+  n_cells_ = kv->n_cells;
   if (slot != nullptr) std::erase_if(by_address_, [&](const At& a) { return a.kv == slot.get(); });
   slot = std::move(kv);
   auto at = std::lower_bound(by_address_.begin(), by_address_.end(), slot->base,
@@ -142,8 +144,13 @@ bool Buffer::EnsureStored(const KvTensor& t) {
   }
   const auto settings = CurrentSettings();
   if (cache_ == nullptr) {
-    auto fresh =
-        std::make_unique<store::Cache>(control::StoreOptions(*settings), t.n_streams, t.n_cells);
+    store::Options options = control::StoreOptions(*settings);
+    if (!options.prune.policy.empty() && IsOfSlidingWindows(*this)) {
+      Log(LogLevel::kInfo, "cache of " + std::to_string(t.n_cells) +
+                               " cells: of sliding windows, so no entries go (evict.policy)");
+      options.prune = {};
+    }
+    auto fresh = std::make_unique<store::Cache>(options, t.n_streams, t.n_cells);
     std::lock_guard lock(snapshot_mutex_);
     cache_ = std::move(fresh);
   }
@@ -347,8 +354,24 @@ void Buffer::Get(const void* address, void* data, std::size_t size) {
   ForRows(*t, address, size,
           [&](std::uint64_t cell, std::size_t in_row, std::size_t at, std::size_t n) {
             cache_->Read(t->layer, t->side, cell, row.data());
+            if (!told_of_evicted_ && t->side == Side::kK) TellOfEvicted(*t, row);
             std::memcpy(out + at, Bytes(row.data()) + in_row, n);
           });
+}
+
+// Once, and not silently: what is gone cannot be said to a host that does not know us.
+void Buffer::TellOfEvicted(const KvTensor& t, std::span<const half_t> key) {
+  const std::uint32_t n_head_kv = layer(t).n_head_kv;
+  const std::size_t dim = n_head_kv == 0 ? key.size() : key.size() / n_head_kv;
+  for (std::size_t at = 0; at + dim <= key.size() && !told_of_evicted_; at += dim) {
+    const auto head = key.subspan(at, dim);
+    told_of_evicted_ =
+        std::all_of(head.begin(), head.end(), [](half_t h) { return h == store::kEvicted; });
+  }
+  if (told_of_evicted_)
+    Log(LogLevel::kWarn,
+        "a state is saved of which evict.policy has let entries go: here they stay gone when it is "
+        "restored, a host without kvtamp would attend to zeros in their place");
 }
 
 // Whole stream to whole stream of the same tensor stays coded; everything else goes through the
@@ -432,6 +455,13 @@ void Buffer::AddTo(control::Snapshot& out) {
     out.pages.open += l.sum.n_open;
     out.pages.settled += l.sum.n_settled;
     out.pages.sealed += l.sum.n_sealed;
+    out.pages.demoted += l.sum.n_demoted;
+    for (const store::LayerBytes::Entries& e : l.heads) {
+      ls.heads.push_back({e.kept, e.evicted, e.demoted});
+      out.entries_kept += e.kept;
+      out.entries_evicted += e.evicted;
+      out.entries_demoted += e.demoted;
+    }
     out.rows_dead = std::max(out.rows_dead, l.sum.dead_rows);
     cs.layers.push_back(std::move(ls));
   }

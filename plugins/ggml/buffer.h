@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -68,6 +69,8 @@ class Buffer {
   bool HasKv() const { return !layers_.empty(); }
   // The highest layer with K here, -1 if none. From any thread.
   int last_layer() const { return last_layer_; }
+  bool has_first_layer() const { return has_first_layer_; }
+  std::uint32_t n_cells() const { return n_cells_; }  // of its K and V; 0: it has none
 
   // The layer in the store, with its heads; false (layer made plain, one warning) when it cannot
   // be.
@@ -106,6 +109,7 @@ class Buffer {
   // Writes bytes (or `value` where data is null) over rows of a stored tensor.
   void Patch(const KvTensor& t, const void* address, const std::uint8_t* data, std::uint8_t value,
              std::size_t size);
+  void TellOfEvicted(const KvTensor& t, std::span<const half_t> key);
   void BeginRestored(const KvTensor& t, const void* address, std::size_t size);
   bool IsStored(const KvTensor* t) { return t != nullptr && !layer(*t).plain; }
 
@@ -113,8 +117,11 @@ class Buffer {
   std::size_t size_ = 0;
   std::atomic<std::size_t> plain_bytes_{0};
   std::atomic<int> last_layer_{-1};
+  std::atomic<bool> has_first_layer_ = false;
+  std::atomic<std::uint32_t> n_cells_{0};
   bool all_committed_ = false;
   bool announced_ = false;
+  bool told_of_evicted_ = false;
   std::vector<std::uint32_t> n_kv_;  // of each stream, when it was last written and attended
   // State of other kinds than K and V, by what it is: number of tensors, bytes.
   std::map<std::string, std::pair<int, std::size_t>> other_state_;

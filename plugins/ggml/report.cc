@@ -47,6 +47,14 @@ int LastLayerWithK() {
   return last;
 }
 
+bool IsOfSlidingWindows(const Buffer& buffer) {
+  std::lock_guard lock(book().mutex);
+  return std::any_of(book().buffers.begin(), book().buffers.end(), [&](const Buffer* other) {
+    return other->n_cells() > buffer.n_cells() &&
+           other->has_first_layer() != buffer.has_first_layer();
+  });
+}
+
 control::Snapshot TakeSnapshot() {
   std::lock_guard lock(book().mutex);
   const auto settings = CurrentSettings();
@@ -61,6 +69,7 @@ control::Snapshot TakeSnapshot() {
   s.page_size = settings->page_size;
   s.n_sink = settings->n_sink;
   s.residual_length = settings->residual_length;
+  s.policy = settings->prune.policy;
   for (Buffer* b : book().buffers) b->AddTo(s);
   for (const control::CacheStats& c : s.caches) {
     if (c.layers.empty()) continue;

@@ -12,6 +12,9 @@ void Remember(Buffer* buffer);
 void Forget(Buffer* buffer);
 // The highest layer that has K in any of them, -1 if none.
 int LastLayerWithK();
+// A host that gives the layers of sliding windows a cache of their own makes it smaller than that of
+// the model's other layers: one of the two has layer 0.
+bool IsOfSlidingWindows(const Buffer& buffer);
 // Keeps the fullest snapshot: called before a cache loses what it holds.
 void RememberBeforeLoss();
 // The same before a buffer goes, and what there is at the end of a run of such calls: buffers of

@@ -126,7 +126,12 @@ Result<QualityTable> TableOf(const Options& o, const ModelLayout& layout,
   t.text = o.text_file.substr(o.text_file.rfind('/') + 1);
   t.n_ctx = o.config.n_ctx;
   t.n_ubatch = o.config.n_ubatch;
-  t.n_long = o.n_long;
+  // What a policy keeps of rows that nobody attended cannot be reckoned: then all sizes are those
+  // of the chunks, as measured.
+  const bool prunes = std::any_of(entries.begin(), entries.end(), [](const CacheEntry& e) {
+    return !e.cache.host && !e.settings.prune.policy.empty();
+  });
+  t.n_long = prunes ? o.config.n_ctx : o.n_long;
   t.decode_only = o.config.decode_only;
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const CacheEntry& e = entries[i];
@@ -149,14 +154,17 @@ Result<QualityTable> TableOf(const Options& o, const ModelLayout& layout,
     row.bits = now.logical_bytes > 0 ? 16 * now.stored_bytes / now.logical_bytes : 0;
     CacheSize then;
     if (e.cache.host) {
-      then = SizeOfHostCache(layout, e.cache.type_k, e.cache.type_v, o.n_long);
+      then = SizeOfHostCache(layout, e.cache.type_k, e.cache.type_v, t.n_long);
+    } else if (prunes) {
+      const auto n = static_cast<double>(std::max<std::size_t>(1, r.chunks.size()));
+      then = {now.logical_bytes / n, now.stored_bytes / n, now.resident_bytes / n};
     } else {
       const auto size = StoredSize(layout, e.settings, o.n_long, o.config.n_ubatch);
       if (!size.ok()) return size.status();
       then = size.value();
     }
     row.bits_long = 16 * then.stored_bytes / then.logical_bytes;
-    row.bytes_per_token_long = then.stored_bytes / o.n_long;
+    row.bytes_per_token_long = then.stored_bytes / t.n_long;
     if (!e.cache.host && e.name == "f16" && e.settings_text.empty())
       t.kld_floor = row.total.kld_mean;
     t.rows.push_back(std::move(row));

@@ -47,15 +47,20 @@ Result<CacheEntry> OwnCache(const std::string& text) {
     if (eq == std::string::npos)
       return Status::Invalid(
           fmt::format("--caches {}: {} is not of the form SETTING=VALUE", text, part));
-    overrides.push_back({"cache." + part.substr(0, eq), part.substr(eq + 1), "--caches @" + part});
+    const std::string name = part.substr(0, eq);
+    overrides.push_back({name.starts_with("evict.") ? name : "cache." + name, part.substr(eq + 1),
+                         "--caches @" + part});
     e.settings_text += (e.settings_text.empty() ? "" : " ") + part;
   }
   for (const control::Override& o : overrides) {
     if (control::FindOption(o.path) != nullptr) continue;
     std::vector<std::string> names;
-    for (const control::Option& option : control::Options())
-      if (std::string_view(option.path).starts_with("cache.")) names.emplace_back(option.path + 6);
-    const std::string name = o.path.substr(6);
+    for (const control::Option& option : control::Options()) {
+      const std::string_view path = option.path;
+      if (path.starts_with("cache.")) names.emplace_back(path.substr(6));
+      if (path.starts_with("evict.")) names.emplace_back(path);
+    }
+    const std::string name = o.path.starts_with("evict.") ? o.path : o.path.substr(6);
     return Status::Invalid(
         fmt::format("--caches {}: no setting {}{}", text, name, control::Suggestion(name, names)));
   }

@@ -35,7 +35,8 @@ Status CheckCaches(const ModelLayout& model, const std::vector<CacheEntry>& cach
 inline constexpr const char* kCacheListHelp = R"(
 A cache is a type, with settings of its own behind it if need be:
   --caches k4v4,k3.5v3,k3.5v3@profile=model.toml,k3.5v3@n_sink=0@residual_length=0
-Names of settings are those of the section [cache] of the settings file.
+Names of settings are those of the section [cache] of the settings file; those of [evict] are written
+with it: k4v4@evict.policy=snapkv@evict.keep_ratio=0.5@evict.then=drop
 )";
 
 }  // namespace kvtamp::tool

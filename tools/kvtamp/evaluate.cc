@@ -292,6 +292,7 @@ TestedCache FloorCache() {
                           {"KVTAMP_CACHE_TYPE_K", ""},
                           {"KVTAMP_CACHE_TYPE_V", ""},
                           {"KVTAMP_CACHE_PROFILE", ""},
+                          {"KVTAMP_EVICT_POLICY", ""},
                           {"KVTAMP_CONFIG", ""}}};
 }
 
