@@ -131,6 +131,55 @@ def test_doctor_tells_beforehand_what_is_said_at_load(programs, whole_run, tmp_p
     assert check_doctor(programs, whole_run, tmp_path, KINDS) > 20
 
 
+def allocated(log):
+    """Of each architecture, of each time it was loaded: (cells, layers, MiB of K, MiB of V) of each cache, and the
+    MiB of recurrent state."""
+    found, arch = {}, None
+    for line in log.splitlines():
+        if match := re.search(r"print_info: arch\s+= (\S+)", line):
+            arch = match.group(1)
+            found.setdefault(arch, []).append(([], []))
+        elif match := re.search(r"llama_kv_cache: size =.*\(\s*(\d+) cells,\s*(\d+) layers,.*K \(\w+\):\s+([\d.]+) MiB, "
+                                r"V \(\w+\):\s+([\d.]+) MiB", line):
+            found[arch][-1][0].append(tuple(float(n) for n in match.groups()))
+        elif match := re.search(r"llama_memory_recurrent: size =\s+([\d.]+) MiB", line):
+            found[arch][-1][1].append(float(match.group(1)))
+    return found
+
+
+def check_plan(programs, whole_run, folder, archs):
+    said = allocated(whole_run.err)
+    programs.run_test("test-llama-archs", "-o", folder, "-s", SEED, "-a", archs, cache=host.HOST)
+    models = sorted(folder.glob("*.gguf"))
+    for model in models:
+        result = host.run([programs.command, "plan", model, "--ctx", 256, "-o", "json"],
+                          env=host.environment(programs.plugin, host.HOST, {}))
+        assert result.code == 0, result.err
+        told = json.loads(result.out)
+        # Their index of the sparse attention and the like is a cache, too, and not in the plan.
+        plain = any("sparse" in layer["why_not_stored"] for layer in told["layers"])
+
+        def agrees(caches, states):
+            left = list(caches)
+            for swa in (False, True):
+                layers = [layer for layer in told["layers"] if layer["swa"] == swa]
+                mine = (256, len(layers), *(sum(layer["n_head_kv"] * layer[size] for layer in layers) * 2 * 256 / 2**20
+                                            for size in ("head_size_k", "head_size_v")))
+                same = [c for c in left if all(abs(a - b) < 0.006 for a, b in zip(c, mine))]
+                if same:
+                    left.remove(same[0])
+                elif layers:
+                    return False
+            state = told["state_bytes_per_user"] / 2**20
+            return (plain or all(c[1] == 0 for c in left)) and (plain or abs(sum(states) - state) < 0.006)
+        assert any(agrees(*load) for load in said[told["architecture"]]), (model.name, told["layers"])
+    return len(models)
+
+
+def test_plan_counts_what_the_host_allocates(programs, whole_run, tmp_path):
+    assert check_plan(programs, whole_run, tmp_path, KINDS) > 20
+
+
 def test_the_docs_list_what_stays_uncompressed(whole_run):
     said = said_at_load(whole_run.err)
     table = (ROOT / "docs" / "hosts.md").read_text().split("## What is compressed")[1].split("##")[0]

@@ -17,6 +17,11 @@ std::uint64_t Pad(std::uint64_t n) { return (n + kCellsPad - 1) / kCellsPad * kC
 constexpr std::uint64_t kRowsOfCurve = 1u << 19;
 constexpr std::uint64_t kMinOfCurve = 2048, kMaxOfCurve = 16384;
 
+// Tokens from one sample of a curve to the next.
+std::uint64_t StepOf(const Sharing& sharing) {
+  return std::min<std::uint64_t>(Pad(sharing.n_ubatch), 4096);
+}
+
 bool IsWeighted(const control::Settings& settings, std::uint32_t layer) {
   const auto heads = settings.TypesOfHeads(layer);
   return settings.TypeOfLayer(layer).k.weighted ||
@@ -168,7 +173,8 @@ Status SizeCurve::Fill(const ModelLayout& layout, const control::Settings& setti
   const std::uint64_t cells = SwaCells(layout.n_swa, sharing, kMaxContext);
   bool round = false;  // once and more
   if (swa) {
-    const std::uint64_t rounds = std::max(kMaxOfCurve, Pad(3 * cells));
+    const std::uint64_t step = StepOf(sharing);
+    const std::uint64_t rounds = (std::max(kMaxOfCurve, 3 * cells) + step - 1) / step * step;
     round = rounds <= 2 * kMaxOfCurve;
     part.n_most = round ? rounds : Pad(cells);
     n_tokens = std::min(part.n_most, 2 * kMaxOfCurve);
@@ -176,22 +182,33 @@ Status SizeCurve::Fill(const ModelLayout& layout, const control::Settings& setti
   Filled filled(layout, settings, swa, swa ? cells : Pad(n_tokens));
   if (filled.empty()) return Status::Ok();
   if (Status s = filled.AddLayers(settings); !s.ok()) return s;
+  double row = 0;  // a token of all its layers in f16
+  for (const LayerLayout& l : layout.layers)
+    if (l.swa == swa && l.why_plain.empty())
+      row += 2.0 * static_cast<double>(l.elements_k() + l.elements_v());
+  // Whole micro-batches, as the host writes them: which blocks are free together, and in a window
+  // that is written again which rows die together, depends on them. Between two it is the mean.
+  const std::uint64_t step = StepOf(sharing);
   double peak = 0;
-  for (std::uint64_t n = kCellsPad; n <= n_tokens; n += kCellsPad) {
-    // Which rows die together, as cells are written again, depends on the micro-batches: those are
-    // the host's then, and of a length between two of them nothing is known.
-    const bool again = swa && n > cells;
-    if (again && n % Pad(sharing.n_ubatch) != 0) {
-      part.samples.push_back(part.samples.back());
-      continue;
+  for (std::uint64_t n = kCellsPad; n <= Pad(n_tokens); n += kCellsPad) {
+    if (n > step && n % step != 0) continue;
+    if (Status s = filled.WriteTo(n, sharing.n_ubatch); !s.ok()) return s;
+    const StoredBytes bytes = filled.bytes();
+    // A token before its last page is full, that page is f16.
+    const double open = n > cells && swa ? 0 : row * (settings.page_size - 1);
+    peak = std::max(peak, bytes.stored() + open);
+    const std::size_t i = n / kCellsPad - 1;
+    while (part.samples.size() < i) {
+      Sample between = part.samples.back();
+      const double share = 1.0 / static_cast<double>(i + 1 - part.samples.size());
+      between.bytes *= 1 - share;
+      StoredBytes rest = bytes;
+      rest *= share;
+      between.bytes += rest;
+      between.peak += share * (peak - between.peak);
+      part.samples.push_back(between);
     }
-    for (const std::uint64_t to : {n - 1, n}) {
-      if (again && to != n) continue;
-      if (Status s = filled.WriteTo(to, sharing.n_ubatch); !s.ok()) return s;
-      const StoredBytes bytes = filled.bytes();
-      peak = std::max(peak, bytes.stored());
-      if (to == n) part.samples.push_back({bytes, peak});
-    }
+    part.samples.push_back({bytes, peak});
   }
   if (round) {
     // How full the open page is after a round drifts. What lies beyond is the mean.
@@ -249,24 +266,26 @@ Result<SizeCurve> SizeCurve::Make(const ModelLayout& layout, const control::Sett
   curve.sharing_ = sharing;
   ModelLayout held = layout;
   std::uint64_t n_held = 0;
-  double row = 0;  // bytes that the largest layer's token takes in f16
+  double row[2] = {};  // of the largest layer's token in f16, by cache of the host
   for (LayerLayout& l : held.layers) {
     if (l.why_plain.empty()) l.why_plain = WhyNotStored(l, settings);
     const double f16 = 2.0 * static_cast<double>(l.elements_k() + l.elements_v());
     if (l.why_plain.empty()) {
       n_held++;
-      row = std::max(row, f16);
+      row[l.swa] = std::max(row[l.swa], f16);
     } else {
       (l.swa ? curve.plain_swa_ : curve.plain_full_) += f16;
     }
   }
-  curve.in_flight_ = row * sharing.n_ubatch;
+  curve.in_flight_ = (row[0] + row[1]) * sharing.n_ubatch;
   // Users of one pool write their tokens between each other's: a page's cells are listed then (a
   // number each), and the index lists them too.
   if (sharing.unified && sharing.n_users > 1)
     curve.interleaved_ = 2 * sizeof(std::uint32_t) * static_cast<double>(n_held);
-  std::uint64_t most = kRowsOfCurve / std::max<std::uint64_t>(n_held, 1) / kCellsPad * kCellsPad;
-  most = std::clamp(most, kMinOfCurve, kMaxOfCurve);
+  const std::uint64_t step = StepOf(sharing);
+  std::uint64_t most =
+      std::clamp(kRowsOfCurve / std::max<std::uint64_t>(n_held, 1), kMinOfCurve, kMaxOfCurve);
+  most = std::max<std::uint64_t>(most / step, 4) * step;
   for (const bool swa : {false, true}) {
     Status s = Fill(held, settings, sharing, swa, most, swa ? curve.swa_ : curve.full_);
     if (!s.ok()) return s;

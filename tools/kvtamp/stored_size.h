@@ -60,7 +60,8 @@ class SizeCurve {
   double Peak(std::uint64_t n_tokens) const;
   // Layers that the host keeps in f16 as they are.
   double Plain(std::uint64_t n_tokens) const;
-  // What one micro-batch of all users takes in f16 until it is coded: a layer at a time.
+  // What one micro-batch of all users takes in f16 until it is coded: a layer at a time, of each of
+  // the host's caches.
   double InFlight() const { return in_flight_; }
 
  private:
