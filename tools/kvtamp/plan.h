@@ -14,7 +14,8 @@
 
 namespace kvtamp::tool {
 
-// Short names from the best to the smallest, by what they lose (docs/quality.md). It begins where
+// Short names from the best to the smallest, by what they lose (docs/quality.md; the two of 6 bits by
+// their size). It begins where
 // no loss can be seen: f16 would take twice the bytes for nothing.
 std::span<const char* const> QualityLadder();
 
