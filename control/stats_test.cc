@@ -43,6 +43,26 @@ Snapshot Sample() {
   return s;
 }
 
+TEST(Stats, EntriesByHeadWhereTheyGo) {
+  Snapshot s = Sample();
+  auto j = nlohmann::json::parse(StatsJson(s));
+  for (const char* absent : {"entries", "policy"}) EXPECT_FALSE(j.contains(absent)) << absent;
+  EXPECT_FALSE(j.at("pages").contains("demoted"));
+  EXPECT_FALSE(j.at("caches")[0].at("layers")[0].contains("entries_by_head"));
+  s.policy = "snapkv";
+  s.pages.demoted = 4;
+  s.entries_kept = 30;
+  s.entries_evicted = 20;
+  s.entries_demoted = 10;
+  s.caches[0].layers[0].heads = {{12, 3, 4}, {18, 17, 6}};
+  j = nlohmann::json::parse(StatsJson(s));
+  EXPECT_EQ(j.at("policy"), "snapkv");
+  EXPECT_EQ(j.at("pages").at("demoted"), 4);
+  EXPECT_EQ(j.at("entries").at("evicted"), 20);
+  EXPECT_EQ(j.at("caches")[0].at("layers")[0].at("entries_by_head")[1].at("evicted"), 17);
+  EXPECT_NE(StatsText(s).find("20 are evicted and 10 have fewer bits (snapkv)"), std::string::npos);
+}
+
 TEST(Stats, JsonHasTheNamesOfTheMetrics) {
   const auto j = nlohmann::json::parse(StatsJson(Sample()));
   EXPECT_EQ(j.at("logical_bytes"), 32000);

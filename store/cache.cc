@@ -175,6 +175,7 @@ Status Cache::SetHeads(std::uint32_t layer, std::uint32_t n_head_kv) {
     s.v = v.value();
   }
   s.n_head_kv = n_head_kv;
+  for (auto& stream : l->streams) stream->NoteAllEvicted();
   return SetLayouts(*l);
 }
 

@@ -331,6 +331,25 @@ TEST_F(Pruned, ASavedStateSaysWhatIsGone) {
   }
 }
 
+// A state may come before the first graph shows where heads lie.
+TEST_F(Pruned, HeadsKnownOnlyOnceAStateIsThere) {
+  cache = std::make_unique<Cache>(Options{}, 1, 512);
+  ASSERT_TRUE(cache->AddLayer(0, kEmbd, kEmbd, Type("k4v4")).ok());
+  for (Side side : {Side::kK, Side::kV}) {
+    for (std::uint64_t c = 0; c < 100; ++c) {
+      std::vector<half_t> row = rows.Next();
+      if (c % 5 == 2) {
+        std::fill_n(row.begin() + kDim, kDim, kEvicted);
+        gone[0].insert({1, static_cast<std::uint32_t>(c)});
+      }
+      ASSERT_TRUE(cache->Write(0, side, std::span(&c, 1), row.data(), kEmbd).ok());
+    }
+  }
+  ASSERT_TRUE(cache->SetHeads(0, kHeads).ok());
+  EXPECT_EQ(cache->bytes().layers[0].heads.at(1).evicted, 20u);
+  ExpectAttended(1, 100, kReadAsF16);
+}
+
 // Keys turn with a context shift, in whichever page they lie, and may be replaced.
 TEST_F(Pruned, ShiftedAndReplacedKeys) {
   for (const char* type : {"f16", "k8v8"}) {

@@ -163,6 +163,8 @@ class Stream {
   // `row` is a key just written to `cell`: heads of it that are all kEvicted have no entry. So what
   // a saved state says to be gone stays gone.
   void NoteEvicted(std::uint32_t cell, const half_t* row);
+  // The same for all rows, once it is known where the heads of a key lie.
+  void NoteAllEvicted();
   // Adds the entries that are attended, and how many of these have fewer bits than their format
   // says, by head [n_head_kv]. False where entries do not go by head.
   bool CountEntries(std::span<std::uint64_t> kept, std::span<std::uint64_t> demoted) const;

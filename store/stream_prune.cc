@@ -128,6 +128,15 @@ bool Stream::CountEntries(std::span<std::uint64_t> kept, std::span<std::uint64_t
   return pruned_ != nullptr;
 }
 
+void Stream::NoteAllEvicted() {
+  for (const auto& p : pages_) {
+    if (p == nullptr || p->k.data == nullptr || p->k.coded()) continue;
+    for (std::uint32_t r = 0; r < p->rows; ++r)
+      if (p->live.test(r) && Written(*p, Side::kK, r))
+        NoteEvicted(p->cell(r), page::F16Row(p->k, shape_.n_embd_k, r));
+  }
+}
+
 void Stream::NotePage(std::uint32_t id, const Pruned::Note& note) {
   if (pruned_ == nullptr) pruned_ = std::make_unique<Pruned>();
   if (pruned_->notes.size() <= id) pruned_->notes.resize(id + 1u);

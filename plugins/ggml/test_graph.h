@@ -168,7 +168,7 @@ inline constexpr double kCpuBound = 3e-5;
 
 struct Dims {
   std::int64_t dk = 64, dv = 64, n_head_kv = 2, n_cells = 512, n_streams = 1;
-  int n_layers = 1;
+  int n_layers = 1, first_layer = 0;
   std::int64_t n_embd_k() const { return dk * n_head_kv; }
   std::int64_t n_embd_v() const { return dv * n_head_kv; }
 };
@@ -179,7 +179,7 @@ struct Cache {
         ggml_type type_v = GGML_TYPE_F16, const std::string& prefix = "cache")
       : dims(d) {
     for (int il = 0; il < d.n_layers; ++il) {
-      const std::string layer = "_l" + std::to_string(il);
+      const std::string layer = "_l" + std::to_string(d.first_layer + il);
       k.push_back(Add(prefix + "_k" + layer, type_k, d.n_embd_k(), k_stream));
       if (d.dv != 0) v.push_back(Add(prefix + "_v" + layer, type_v, d.n_embd_v(), v_stream));
     }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "tools/kvtamp/cache_list.h"
 #include "tools/kvtamp/stored_size.h"
 
 namespace kvtamp::tool {
@@ -94,6 +95,20 @@ TEST(QualityTable, ThePlotIsWholeAndEscaped) {
 
 // What a store of noise takes is near what its format says, f16 sinks, window and half an open page
 // beside it.
+TEST(OwnCache, TakesSettingsOfBothSections) {
+  const auto e = OwnCache("k4v4@n_sink=2@evict.policy=h2o@evict.keep_ratio=0.25");
+  ASSERT_TRUE(e.ok()) << e.status().message();
+  EXPECT_EQ(e.value().settings.n_sink, 2u);
+  EXPECT_EQ(e.value().settings.prune.policy, "h2o");
+  EXPECT_EQ(e.value().settings.prune.budget.keep_ratio, 0.25);
+  const std::pair<std::string, std::string> policy("KVTAMP_EVICT_POLICY", "h2o");
+  EXPECT_TRUE(std::ranges::count(e.value().cache.environment, policy));
+  const auto bad = OwnCache("k4v4@evict.polcy=h2o");
+  ASSERT_FALSE(bad.ok());
+  EXPECT_NE(bad.status().message().find("did you mean evict.policy?"), std::string::npos)
+      << bad.status().message();
+}
+
 TEST(StoredSize, IsTheFormatsAndTheWindows) {
   ModelLayout layout;
   for (std::uint32_t l = 0; l < 4; ++l) layout.layers.push_back({l, 3, 64, 64, false, ""});
