@@ -49,14 +49,11 @@ const Value& ValueOf(const Settings& s, std::string_view path) {
   return s.values.front();
 }
 
-// A profile that can be read.
-const char* const kProfile = [] {
-  static const std::string path =
-      testing::TempDir() + "settings_profile" + std::to_string(::getpid()) + ".toml";
-  std::ofstream(path) << "version = 1\n[[layer]]\nindex = 3\nhead_size_k = 64\nhead_size_v = 64\n"
-                         "k = [0.1, 0.001]\nv = [0.001, 0.001]\n";
-  return path.c_str();
-}();
+// A profile that can be read, for as long as the tests run.
+const TempFile profile_file(
+    "version = 1\n[[layer]]\nindex = 3\nhead_size_k = 64\nhead_size_v = 64\n"
+    "k = [0.1, 0.001]\nv = [0.001, 0.001]\n");
+const char* const kProfile = profile_file.path().c_str();
 
 // A value that is valid and not the default, for every row of the table.
 const std::pair<const char*, const char*> kSamples[] = {
