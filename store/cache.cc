@@ -375,7 +375,8 @@ Status Cache::Maintain(std::uint32_t layer, Executor& executor) {
     Stream* stream = l->streams[i].get();
     tasks.clear();
     packs.clear();
-    if (prunes) status = pruner_->Prune(PlaceOf(layer, i));
+    const bool due = prunes && pruner_->Due(l->observed[i]);
+    if (due) status = pruner_->Prune(PlaceOf(layer, i));
     if (status.ok()) status = stream->CollectSeals(tasks, packs);
     if (l->shape.k.mean && l->shape.k_mean.empty()) {
       const auto first = std::find_if(tasks.begin(), tasks.end(),
@@ -387,7 +388,7 @@ Status Cache::Maintain(std::uint32_t layer, Executor& executor) {
       }
     }
     if (status.ok()) status = stream->Pack(packs, tasks);
-    if (prunes && status.ok()) status = pruner_->Demote(PlaceOf(layer, i), tasks);
+    if (due && status.ok()) status = pruner_->Demote(PlaceOf(layer, i), tasks);
     for (const Stream::SealTask& t : tasks) items.push_back({stream, t});
     if (!status.ok()) break;
   }

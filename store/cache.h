@@ -38,7 +38,7 @@ struct Options {
   // For counting bytes alone: halves may be null and are not looked at, pages are sealed without
   // being encoded, all reads as zeros. Bytes come out as ever, next to none of them resident.
   bool hollow = false;
-  PruneOptions prune = {};      // must have passed CheckPruneOptions
+  PruneOptions prune = {};  // must have passed CheckPruneOptions
 };
 
 // One layer's share of a snapshot.

@@ -72,10 +72,8 @@ void Stream::AppendViews(std::vector<attention::Page>& views, std::deque<RowMask
       continue;
     }
     for (std::uint32_t h = 0; h < gone->size(); ++h) {  // each head its own rows
-      RowMask& left = masks.emplace_back(p->live);
-      for (std::uint32_t w = 0; w < page::kMaskWords; ++w) left.word[w] &= ~(*gone)[h].word[w];
       v.head = h & kAllHeads;
-      add(*p, v, left);
+      add(*p, v, masks.emplace_back(HeldRows(id, h)));
     }
   }
   // Pages of one turn together: the query is turned once for them.

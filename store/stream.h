@@ -7,6 +7,7 @@
 // attended. Nothing here is thread-safe; Cache serialises.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <memory>
@@ -78,6 +79,10 @@ struct LayerShape {
 // Each half of an entry that was evicted, as it reads: a zero to any host, and to us, where a whole
 // head of a key is nothing else, the news that it is gone.
 inline constexpr half_t kEvicted = 0x8000;
+// `key`: a head's part of one.
+inline bool IsEvicted(std::span<const half_t> key) {
+  return std::all_of(key.begin(), key.end(), [](half_t x) { return x == kEvicted; });
+}
 
 // Bytes and pages of a stream, by what they are for (control/stats.h adds them up).
 struct StreamBytes {
@@ -269,7 +274,11 @@ class Stream {
     if (p.single()) return p.head != head;
     return p.k.coded() && p.k.layout()->heads[head].bytes == 0;
   }
-  bool Holds(std::uint32_t id, std::uint32_t head, std::uint32_t row) const;
+  // Rows of which the page holds the head's entry.
+  page::RowMask HeldRows(std::uint32_t id, std::uint32_t head) const;
+  bool Holds(std::uint32_t id, std::uint32_t head, std::uint32_t row) const {
+    return HeldRows(id, head).test(row);
+  }
   static bool IsCodedForGood(const page::Page& p) {
     return p.state == page::State::kSealed || p.state == page::State::kDemoted;
   }

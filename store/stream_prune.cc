@@ -18,10 +18,6 @@ namespace {
 
 constexpr std::uint32_t kNowhere = UINT32_MAX;
 
-bool AllEvicted(const half_t* row, std::uint32_t n) {
-  return row[0] == kEvicted && std::all_of(row, row + n, [](half_t x) { return x == kEvicted; });
-}
-
 // A single page with more holes than this is packed anew where that saves a page.
 bool IsThin(const Page& p) { return p.live.count() * 4u <= p.capacity * 3u; }
 
@@ -60,12 +56,13 @@ void Stream::CopyGone(std::uint32_t from, std::uint32_t row, std::uint32_t to, s
     if ((*GoneOf(from))[h].test(row)) SetGone(to, h, at);
 }
 
-bool Stream::Holds(std::uint32_t id, std::uint32_t head, std::uint32_t row) const {
+RowMask Stream::HeldRows(std::uint32_t id, std::uint32_t head) const {
   const Page& p = *pages_[id];
-  if (!p.live.test(row) || p.state == State::kPruned) return false;
-  if (Lacks(p, head)) return false;
-  const std::vector<RowMask>* gone = GoneOf(id);
-  return gone == nullptr || !(*gone)[head].test(row);
+  if (p.state == State::kPruned || Lacks(p, head)) return {};
+  RowMask held = p.live;
+  if (const std::vector<RowMask>* gone = GoneOf(id))
+    for (std::uint32_t w = 0; w < page::kMaskWords; ++w) held.word[w] &= ~(*gone)[head].word[w];
+  return held;
 }
 
 bool Stream::FindEntry(std::uint32_t head, std::uint32_t cell, Where& where) const {
@@ -105,7 +102,7 @@ bool Stream::Evict(std::uint32_t head, std::uint32_t cell) {
 void Stream::NoteEvicted(std::uint32_t cell, const half_t* row) {
   const std::uint32_t n = shape_.n_head_kv, dim = n == 0 ? 0 : shape_.dim(Side::kK);
   for (std::uint32_t h = 0; h < n; ++h) {
-    if (!AllEvicted(row + std::size_t{h} * dim, dim)) continue;
+    if (!IsEvicted({row + std::size_t{h} * dim, dim})) continue;
     Where at;
     if (Find(cell, at)) SetGone(at.page, h, at.row);
   }
@@ -114,13 +111,9 @@ void Stream::NoteEvicted(std::uint32_t cell, const half_t* row) {
 bool Stream::CountEntries(std::span<std::uint64_t> kept, std::span<std::uint64_t> demoted) const {
   for (std::uint32_t id = 0; id < pages_.size(); ++id) {
     const Page* p = pages_[id].get();
-    if (p == nullptr || p->state == State::kPruned || p->zero) continue;
+    if (p == nullptr || p->zero) continue;
     for (std::uint32_t h = 0; h < kept.size(); ++h) {
-      std::uint64_t n = Lacks(*p, h) ? 0 : p->live.count();
-      if (GoneOf(id) != nullptr) {
-        n = 0;
-        for (std::uint32_t r = 0; r < p->rows; ++r) n += Holds(id, h, r);
-      }
+      const std::uint32_t n = HeldRows(id, h).count();
       kept[h] += n;
       if (p->state == State::kDemoted && LevelOf(id, h) != 0) demoted[h] += n;
     }
@@ -285,8 +278,7 @@ bool Stream::WorthPacking(std::span<const std::uint32_t> ids) const {
   constexpr std::size_t kManyPages = 4;
   std::size_t n = 0;
   for (std::uint32_t id : ids)
-    for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h)
-      for (std::uint32_t r = 0; r < pages_[id]->rows; ++r) n += Holds(id, h, r);
+    for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h) n += HeldRows(id, h).count();
   return ids.size() >= kManyPages || n * 2 >= std::size_t{shape_.n_head_kv} * shape_.page_size;
 }
 
@@ -347,15 +339,16 @@ Status Stream::Pack(std::span<const std::uint32_t> ids, std::vector<SealTask>& t
   std::vector<Where> entries;
   for (std::uint32_t h = 0; h < shape_.n_head_kv; ++h) {
     std::size_t n = 0;
-    for (std::uint32_t id : ids)
-      for (std::uint32_t r = 0; r < pages_[id]->rows; ++r) n += Holds(id, h, r);
+    for (std::uint32_t id : ids) n += HeldRows(id, h).count();
     std::vector<std::uint32_t> from = ThinPages(h, n);
     const std::size_t n_thin = from.size();
     from.insert(from.end(), ids.begin(), ids.end());
     entries.clear();
-    for (std::uint32_t id : from)
+    for (std::uint32_t id : from) {
+      const RowMask held = HeldRows(id, h);
       for (std::uint32_t r = 0; r < pages_[id]->rows; ++r)
-        if (Holds(id, h, r)) entries.push_back({id, r});
+        if (held.test(r)) entries.push_back({id, r});
+    }
     if (Status s = PackHead(h, entries, tasks); !s.ok()) return s;
     for (std::size_t i = 0; i < n_thin; ++i) FreePage(from[i]);
   }

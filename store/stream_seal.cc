@@ -129,9 +129,7 @@ void Stream::EncodeHead(const SealTask& task, std::uint32_t head) const {
       return;
     }
   }
-  page::RowMask valid = p.live;
-  if (const std::vector<page::RowMask>* gone = GoneOf(task.page))
-    for (std::uint32_t w = 0; w < page::kMaskWords; ++w) valid.word[w] &= ~(*gone)[head].word[w];
+  const page::RowMask valid = HeldRows(task.page, head);
   if (!b.coded()) {
     const half_t* rows = page::F16Row(b, stride, 0) + (p.single() ? 0 : std::size_t{head} * dim);
     EncodeRows(task.side, to, head, {rows, stride, valid.word}, task.coded);

@@ -363,11 +363,8 @@ void Buffer::Get(const void* address, void* data, std::size_t size) {
 void Buffer::TellOfEvicted(const KvTensor& t, std::span<const half_t> key) {
   const std::uint32_t n_head_kv = layer(t).n_head_kv;
   const std::size_t dim = n_head_kv == 0 ? key.size() : key.size() / n_head_kv;
-  for (std::size_t at = 0; at + dim <= key.size() && !told_of_evicted_; at += dim) {
-    const auto head = key.subspan(at, dim);
-    told_of_evicted_ =
-        std::all_of(head.begin(), head.end(), [](half_t h) { return h == store::kEvicted; });
-  }
+  for (std::size_t at = 0; at + dim <= key.size() && !told_of_evicted_; at += dim)
+    told_of_evicted_ = store::IsEvicted(key.subspan(at, dim));
   if (told_of_evicted_)
     Log(LogLevel::kWarn,
         "a state is saved of which evict.policy has let entries go: here they stay gone when it is "
